@@ -96,7 +96,7 @@ def test_clocks_jump_by_file_and_settle(tmp_path: Path) -> None:
     assert (skew.offset_ms, jumps.described()) == (0, "")
 
 
-def test_a_stop_of_the_loop_is_noted_with_what_it_did(tmp_path: Path) -> None:
+async def test_a_stop_of_the_loop_is_noted_with_what_it_did(tmp_path: Path) -> None:
     """By name of the function that kept the loop."""
 
     def keep_the_loop() -> None:
@@ -122,7 +122,7 @@ def test_a_stop_of_the_loop_is_noted_with_what_it_did(tmp_path: Path) -> None:
         assert stop["seconds"] >= 0.25
         assert stop["cpu_s"] >= 0.25
 
-    asyncio.run(run())
+    await run()
 
 
 def test_latencies_of_phases_stand_side_by_side() -> None:

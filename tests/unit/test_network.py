@@ -56,35 +56,32 @@ def test_a_crowd_of_peers_is_let_in_a_few_in_a_turn(
         runner.run(scenario())
 
 
-def test_a_process_without_descriptors_accepts_again_once_it_has_some(
+async def test_a_process_without_descriptors_accepts_again_once_it_has_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who came concurrently waits; closing a listener that is about to try again ends that."""
     monkeypatch.setattr(network, "ACCEPT_RETRY_S", 0.01)
 
-    async def scenario() -> None:
-        came = asyncio.Event()
-        listener = await AsyncioNetwork().listen(HOST, 0, lambda: _Taken(came.set))
-        refused, accept = 0, socket.socket.accept
+    came = asyncio.Event()
+    listener = await AsyncioNetwork().listen(HOST, 0, lambda: _Taken(came.set))
+    refused, accept = 0, socket.socket.accept
 
-        def refusing(listening: socket.socket) -> tuple[socket.socket, object]:
-            nonlocal refused
-            if refused < 3:
-                refused += 1
-                raise OSError(24, os.strerror(24))
-            return accept(listening)
+    def refusing(listening: socket.socket) -> tuple[socket.socket, object]:
+        nonlocal refused
+        if refused < 3:
+            refused += 1
+            raise OSError(24, os.strerror(24))
+        return accept(listening)
 
-        monkeypatch.setattr(socket.socket, "accept", refusing)
-        with socket.create_connection((HOST, listener.port)):
-            async with asyncio.timeout(60):
-                await came.wait()
-        assert refused == 3
-        refused = 0
-        with socket.create_connection((HOST, listener.port)):
-            async with asyncio.timeout(60):
-                while not refused:
-                    await asyncio.sleep(0)
-            listener.close()
-            listener.close()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(socket.socket, "accept", refusing)
+    with socket.create_connection((HOST, listener.port)):
+        async with asyncio.timeout(60):
+            await came.wait()
+    assert refused == 3
+    refused = 0
+    with socket.create_connection((HOST, listener.port)):
+        async with asyncio.timeout(60):
+            while not refused:
+                await asyncio.sleep(0)
+        listener.close()
+        listener.close()

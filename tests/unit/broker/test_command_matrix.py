@@ -172,51 +172,42 @@ async def _check(server: Server, roles: Collection[str]) -> None:
             assert granted or await server.stored() == before
 
 
-def test_every_command_answers_exactly_the_roles_of_its_row(
+async def test_every_command_answers_exactly_the_roles_of_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command without a row fails, and a row without a command; a refused role has changed
     nothing in the store."""
     assert {*COMMAND_ROWS} == {*Type.keys()}
 
-    async def run() -> None:
-        async with secured_server(tmp_path, monkeypatch) as server:
-            await _check(server, [role for role in GRANTED if role not in (*UNKNOWN, "anonymous")])
-
-    asyncio.run(run())
+    async with secured_server(tmp_path, monkeypatch) as server:
+        await _check(server, [role for role in GRANTED if role not in (*UNKNOWN, "anonymous")])
 
 
-def test_the_anonymous_role_says_every_command_as_a_known_role_without_grants(
+async def test_the_anonymous_role_says_every_command_as_a_known_role_without_grants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        async with secured_server(tmp_path, monkeypatch, ANONYMOUS) as server:
-            await _check(server, ["anonymous"])
-
-    asyncio.run(run())
+    async with secured_server(tmp_path, monkeypatch, ANONYMOUS) as server:
+        await _check(server, ["anonymous"])
 
 
 @pytest.mark.parametrize("role", UNKNOWN)
-def test_no_command_is_answered_before_the_peer_is_known(
+async def test_no_command_is_answered_before_the_peer_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     """CONNECT with wrong or no credentials is refused; any other command but PING and PONG ends
     the connection without an answer."""
 
-    async def run() -> None:
-        async with secured_server(tmp_path, monkeypatch) as server:
-            method, shown = server.credentials(role)
-            for name in COMMAND_ROWS:
-                async with peer_of(server.broker) as peer:
-                    if name != "CONNECT":
-                        peer.write(_frame(name))
-                    try:
-                        answer = await show(peer, shown, method)
-                    except (asyncio.IncompleteReadError, ConnectionError):
-                        assert name not in ("CONNECT", "PING", "PONG")
-                    else:
-                        assert name in ("CONNECT", "PING", "PONG")
-                        assert answer.error.error == api.AuthenticationError
-                        assert await peer.closed_by_broker()
-
-    asyncio.run(run())
+    async with secured_server(tmp_path, monkeypatch) as server:
+        method, shown = server.credentials(role)
+        for name in COMMAND_ROWS:
+            async with peer_of(server.broker) as peer:
+                if name != "CONNECT":
+                    peer.write(_frame(name))
+                try:
+                    answer = await show(peer, shown, method)
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    assert name not in ("CONNECT", "PING", "PONG")
+                else:
+                    assert name in ("CONNECT", "PING", "PONG")
+                    assert answer.error.error == api.AuthenticationError
+                    assert await peer.closed_by_broker()

@@ -8,7 +8,6 @@ placed there, and what is contained is tried below.
 from __future__ import annotations
 
 import ast
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -149,7 +148,7 @@ def test_everything_that_runs_by_itself_is_known() -> None:
         ("load report", LoadReporter, "_publish"),
     ],
 )
-def test_a_task_of_a_broker_begins_again(
+async def test_a_task_of_a_broker_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, owner: type, method: str
 ) -> None:
     """It fails as a whole, twice: it is counted, and the third round takes place in the same
@@ -172,21 +171,18 @@ def test_a_task_of_a_broker_begins_again(
         assert broker.metrics.surprises.counts[name] == 2
         await serves(broker, peer)
 
-    play(tmp_path, script, topic_check_s=0.02, maintenance_s=0.05, load_report_s=0.1)
+    await play(tmp_path, script, topic_check_s=0.02, maintenance_s=0.05, load_report_s=0.1)
 
 
 # --- work on items --------------------------------------------------------------------------------
 
 
-def play(
+async def play(
     directory: Path, script: Callable[[Broker, Peer], Coroutine[Any, Any, None]], **settings: Any
 ) -> None:
-    async def main() -> None:
-        async with connected_peer(directory, **settings) as (broker, peer):
-            await peer.lookup(OTHER)
-            await script(broker, peer)
-
-    asyncio.run(main())
+    async with connected_peer(directory, **settings) as (broker, peer):
+        await peer.lookup(OTHER)
+        await script(broker, peer)
 
 
 async def serves(broker: Broker, peer: Peer) -> None:
@@ -224,7 +220,7 @@ def broken(host: object, name: str, *left: str) -> Iterator[None]:
         setattr(host, name, real)
 
 
-def test_what_is_due_for_one_topic_waits_for_no_other(tmp_path: Path) -> None:
+async def test_what_is_due_for_one_topic_waits_for_no_other(tmp_path: Path) -> None:
     """Age, time to live, quotas, retention, unused topics and subscriptions: of the broken topic
     none, of the other all of it."""
 
@@ -247,10 +243,10 @@ def test_what_is_due_for_one_topic_waits_for_no_other(tmp_path: Path) -> None:
         assert broker.metrics.surprises.counts["life of topics"] >= len(life._work)
         await serves(broker, peer)
 
-    play(tmp_path, script, topic_check_s=1000.0)
+    await play(tmp_path, script, topic_check_s=1000.0)
 
 
-def test_a_cursor_that_cannot_be_written_holds_up_no_other(tmp_path: Path) -> None:
+async def test_a_cursor_that_cannot_be_written_holds_up_no_other(tmp_path: Path) -> None:
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
         for number, name in ((1, "a"), (2, "b")):
@@ -270,10 +266,10 @@ def test_a_cursor_that_cannot_be_written_holds_up_no_other(tmp_path: Path) -> No
         assert broker.metrics.surprises.counts["cursors"] == 1
         await serves(broker, peer)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_deliveries_of_one_subscription_stop_no_other(tmp_path: Path) -> None:
+async def test_deliveries_of_one_subscription_stop_no_other(tmp_path: Path) -> None:
     """The broken one is tried again, and goes on once it is mended."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -291,10 +287,10 @@ def test_deliveries_of_one_subscription_stop_no_other(tmp_path: Path) -> None:
         assert (await peer.message())[0].consumer_id == 1
         assert broker.ready
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_one_bundle_that_cannot_be_maintained_leaves_the_others_their_turn(
+async def test_one_bundle_that_cannot_be_maintained_leaves_the_others_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoints and tidying go on; a checkpoint that was asked for and fails ends nothing
@@ -329,10 +325,10 @@ def test_one_bundle_that_cannot_be_maintained_leaves_the_others_their_turn(
         }
         await serves(broker, peer)
 
-    play(tmp_path, script, maintenance_s=1000.0)
+    await play(tmp_path, script, maintenance_s=1000.0)
 
 
-def test_the_leader_passes_over_what_it_cannot_deal_with(
+async def test_the_leader_passes_over_what_it_cannot_deal_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part of a patrol takes place, whatever happens to the one before; of several orphans
@@ -369,10 +365,10 @@ def test_the_leader_passes_over_what_it_cannot_deal_with(
         monkeypatch.undo()
         await serves(broker, peer)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_an_entry_of_one_topic_delays_no_other(
+async def test_an_entry_of_one_topic_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again until it is made."""
@@ -397,10 +393,10 @@ def test_an_entry_of_one_topic_delays_no_other(
         assert broker.metrics.surprises.counts["topic entries"] == 2
         await serves(broker, peer)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_command_that_surprises_ends_its_connection_alone(
+async def test_a_command_that_surprises_ends_its_connection_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and in a request that waits."""
@@ -425,10 +421,10 @@ def test_a_command_that_surprises_ends_its_connection_alone(
                 await until(lambda: broker.metrics.surprises.counts["connections"] >= 1)
         await serves(broker, peer)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_marks_of_other_namespaces_are_taken_back(
+async def test_marks_of_other_namespaces_are_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def script(broker: Broker, peer: Peer) -> None:
@@ -453,10 +449,10 @@ def test_marks_of_other_namespaces_are_taken_back(
         assert broker.metrics.surprises.counts["marks of deletions"] == 1
         await serves(broker, peer)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_the_log_of_one_dead_broker_holds_up_no_other(
+async def test_the_log_of_one_dead_broker_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def script(broker: Broker, peer: Peer) -> None:
@@ -483,4 +479,4 @@ def test_the_log_of_one_dead_broker_holds_up_no_other(
         monkeypatch.undo()
         await serves(broker, peer)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)

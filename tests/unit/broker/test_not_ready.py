@@ -4,7 +4,6 @@ unless certain words are in the text."""
 from __future__ import annotations
 
 import ast
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -60,25 +59,22 @@ def test_every_refusal_on_the_way_to_a_topic_keeps_a_cpp_clients_connection() ->
     ] == []
 
 
-def test_an_owner_without_an_address_of_the_connections_kind_is_looked_up_again(
+async def test_an_owner_without_an_address_of_the_connections_kind_is_looked_up_again(
     tmp_path: Path,
 ) -> None:
     """It is about to be restarted with such a port, or without one."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
-            await peer.lookup()
-            viewed = broker.views.incarnations.items[broker.incarnation]
-            secure = replace(viewed.record, service_url="", service_url_tls="pulsar+ssl://h:6651")
-            broker.views.incarnations.observe(
-                broker.incarnation, secure.encode(), viewed.mod_revision + (1 << 30)
-            )
-            refused = (await peer.ask("lookup", topic=TOPIC)).lookup_response
-            assert int(refused.error) == WireCode.SERVICE_NOT_READY
-            assert "has no address without TLS yet" in refused.message
-            assert any(words in refused.message for words in WORDS)
-            assert await store.get(keys.incarnation(broker.incarnation)) is not None
-        await store.close()
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        viewed = broker.views.incarnations.items[broker.incarnation]
+        secure = replace(viewed.record, service_url="", service_url_tls="pulsar+ssl://h:6651")
+        broker.views.incarnations.observe(
+            broker.incarnation, secure.encode(), viewed.mod_revision + (1 << 30)
+        )
+        refused = (await peer.ask("lookup", topic=TOPIC)).lookup_response
+        assert int(refused.error) == WireCode.SERVICE_NOT_READY
+        assert "has no address without TLS yet" in refused.message
+        assert any(words in refused.message for words in WORDS)
+        assert await store.get(keys.incarnation(broker.incarnation)) is not None
+    await store.close()

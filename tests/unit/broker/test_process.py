@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -67,11 +66,11 @@ class ShortLives(BrokerProcess):
 
 
 @pytest.mark.parametrize(("in_service_s", "counted"), [(600.0, [1, 2, 3]), (0.0, [1, 1, 1])])
-def test_lives_that_fail_just_after_they_were_ready_follow_more_and_more_slowly(
+async def test_lives_that_fail_just_after_they_were_ready_follow_more_and_more_slowly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_service_s: float, counted: list[int]
 ) -> None:
     """To be ready is no success; to have been in service for a while is one."""
     monkeypatch.setattr(process_module, "IN_SERVICE_S", in_service_s)
     process = ShortLives(tmp_path, len(counted))
-    asyncio.run(process.run())
+    await process.run()
     assert process.counted == counted

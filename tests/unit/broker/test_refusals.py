@@ -3,7 +3,6 @@ that its sender waits for, nothing else gets any."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -130,68 +129,55 @@ async def check(peer: Peer, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_request_gets_one_answer_and_nothing_else_gets_any(tmp_path: Path) -> None:
+async def test_every_request_gets_one_answer_and_nothing_else_gets_any(tmp_path: Path) -> None:
     """For all types of the protocol: the answer's type and request id, a typed code, and silence
     afterwards; what only brokers send ends it."""
 
-    async def scenario() -> None:
-        async with running_broker(tmp_path) as broker:
+    async with running_broker(tmp_path) as broker:
+        async with open_peer(broker) as peer:
+            await peer.lookup("x")
+        for name in KINDS:
             async with open_peer(broker) as peer:
-                await peer.lookup("x")
-            for name in KINDS:
-                async with open_peer(broker) as peer:
-                    await check(peer, name)
-            async with open_peer(broker) as peer:
-                await check(peer, "PING")  # nobody else was harmed
-
-    asyncio.run(scenario())
+                await check(peer, name)
+        async with open_peer(broker) as peer:
+            await check(peer, "PING")  # nobody else was harmed
 
 
-def test_transactions_are_refused_with_the_text_that_clients_look_for(tmp_path: Path) -> None:
+async def test_transactions_are_refused_with_the_text_that_clients_look_for(tmp_path: Path) -> None:
     """The Go client compares the words, not the number."""
 
-    async def scenario() -> None:
-        async with connected_peer(tmp_path) as (_broker, peer):
-            for name in ("NEW_TXN", "END_TXN", "ADD_PARTITION_TO_TXN", "ADD_SUBSCRIPTION_TO_TXN"):
-                peer.write(minimal(name))
-                assert "Transactions are not enabled." in str(body_of(await peer.answer())), name
-
-    asyncio.run(scenario())
+    async with connected_peer(tmp_path) as (_broker, peer):
+        for name in ("NEW_TXN", "END_TXN", "ADD_PARTITION_TO_TXN", "ADD_SUBSCRIPTION_TO_TXN"):
+            peer.write(minimal(name))
+            assert "Transactions are not enabled." in str(body_of(await peer.answer())), name
 
 
-def test_a_schema_of_bytes_has_an_empty_version_and_another_is_refused_for_good(
+async def test_a_schema_of_bytes_has_an_empty_version_and_another_is_refused_for_good(
     tmp_path: Path,
 ) -> None:
     """Java's dead-letter and retry producers ask for the first before they send; a type that
     would have to be checked is not accepted unchecked."""
 
-    async def scenario() -> None:
-        async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
-            await peer.lookup(TOPIC)
-            await peer.produce()
-            for kind, refused in (
-                (api.Schema.Type.Value("None"), False),
-                (api.Schema.Type.Value("Json"), True),
-            ):
-                request = api.CommandGetOrCreateSchema(
-                    request_id=9,
-                    topic=TOPIC,
-                    schema=api.Schema(name="s", schema_data=b"{}", type=kind),  # type: ignore[arg-type]
+    async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
+        await peer.lookup(TOPIC)
+        await peer.produce()
+        for kind, refused in (
+            (api.Schema.Type.Value("None"), False),
+            (api.Schema.Type.Value("Json"), True),
+        ):
+            request = api.CommandGetOrCreateSchema(
+                request_id=9,
+                topic=TOPIC,
+                schema=api.Schema(name="s", schema_data=b"{}", type=kind),  # type: ignore[arg-type]
+            )
+            peer.write(
+                encode_command(
+                    api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA, get_or_create_schema=request)
                 )
-                peer.write(
-                    encode_command(
-                        api.BaseCommand(
-                            type=Type.GET_OR_CREATE_SCHEMA, get_or_create_schema=request
-                        )
-                    )
-                )
-                answer = (
-                    await peer.answer(Type.GET_OR_CREATE_SCHEMA_RESPONSE)
-                ).get_or_create_schema_response
-                assert answer.request_id == 9
-                assert answer.HasField("error_code") == refused
-                assert (
-                    (answer.error_code in FINAL_CODES) if refused else answer.schema_version == b""
-                )
-
-    asyncio.run(scenario())
+            )
+            answer = (
+                await peer.answer(Type.GET_OR_CREATE_SCHEMA_RESPONSE)
+            ).get_or_create_schema_response
+            assert answer.request_id == 9
+            assert answer.HasField("error_code") == refused
+            assert (answer.error_code in FINAL_CODES) if refused else answer.schema_version == b""

@@ -257,21 +257,18 @@ def test_damaged_entries_are_reported_and_the_subscription_goes_on() -> None:
     run(scenario)
 
 
-def test_a_moved_consumer_follows_the_assigned_broker() -> None:
+async def test_a_moved_consumer_follows_the_assigned_broker() -> None:
     """PIP-307 for consumers: no lookup, and permits are given there."""
 
-    async def body() -> None:
-        network = MemoryNetwork()
-        broker, other = ScriptedBroker(network, "a"), ScriptedBroker(network, "b")
-        async with Client("pulsar://a:6650", network=network) as client:
-            consumer = await client.subscribe("t", "s")
-            broker.sessions[-1].write(commands.close_consumer(0, other.url))
-            await other.arrival("flow")
-            other.deliver(0, [entry(b"x")])
-            assert (await consumer.receive()).value == b"x"
-        assert len(broker.of("lookup")) == 1
-
-    asyncio.run(body())
+    network = MemoryNetwork()
+    broker, other = ScriptedBroker(network, "a"), ScriptedBroker(network, "b")
+    async with Client("pulsar://a:6650", network=network) as client:
+        consumer = await client.subscribe("t", "s")
+        broker.sessions[-1].write(commands.close_consumer(0, other.url))
+        await other.arrival("flow")
+        other.deliver(0, [entry(b"x")])
+        assert (await consumer.receive()).value == b"x"
+    assert len(broker.of("lookup")) == 1
 
 
 def test_busy_is_final_when_subscribing_but_not_when_coming_back() -> None:

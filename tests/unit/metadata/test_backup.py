@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,27 +60,24 @@ def test_a_copy_that_was_altered_is_refused(at: int) -> None:
         decode_backup(bytes(damaged), "my-file")
 
 
-def test_only_durable_keys_are_copied_as_of_one_revision() -> None:
-    async def main() -> None:
-        store = MemoryStore(SystemClock())
-        with pytest.raises(StoreError, match="no cluster"):
-            await read_backup(store, 0)
-        await store.put(keys.CLUSTER, ClusterRecord("ab", 3, 1).encode())
-        await store.put("tenants/a", b"{}")
-        await store.put("something/else", b"{}")
-        lease = await store.grant_lease(60)
-        revision = await store.put("incarnations/broker-0.1", b"{}", lease)
-        backup = await read_backup(store, 4)
-        assert (backup.storage_id, backup.restore, backup.revision, backup.created_ms) == (
-            "ab",
-            3,
-            revision,
-            4,
-        )
-        assert set(backup.items) == {keys.CLUSTER, "tenants/a"}
-        await store.close()
-
-    asyncio.run(main())
+async def test_only_durable_keys_are_copied_as_of_one_revision() -> None:
+    store = MemoryStore(SystemClock())
+    with pytest.raises(StoreError, match="no cluster"):
+        await read_backup(store, 0)
+    await store.put(keys.CLUSTER, ClusterRecord("ab", 3, 1).encode())
+    await store.put("tenants/a", b"{}")
+    await store.put("something/else", b"{}")
+    lease = await store.grant_lease(60)
+    revision = await store.put("incarnations/broker-0.1", b"{}", lease)
+    backup = await read_backup(store, 4)
+    assert (backup.storage_id, backup.restore, backup.revision, backup.created_ms) == (
+        "ab",
+        3,
+        revision,
+        4,
+    )
+    assert set(backup.items) == {keys.CLUSTER, "tenants/a"}
+    await store.close()
 
 
 def test_every_key_is_either_durable_or_bound_to_a_lease() -> None:

@@ -55,12 +55,12 @@ GOLDEN = (
 )
 
 
-def encoded(manifest: Manifest) -> bytes:
-    return asyncio.run(encode_manifest(manifest))
+async def encoded(manifest: Manifest) -> bytes:
+    return await encode_manifest(manifest)
 
 
-def decoded(data: bytes) -> Manifest:
-    return asyncio.run(decode_manifest(data, "m"))
+async def decoded(data: bytes) -> Manifest:
+    return await decode_manifest(data, "m")
 
 
 def golden_manifest() -> Manifest:
@@ -70,25 +70,25 @@ def golden_manifest() -> Manifest:
     )
 
 
-def test_golden_manifest() -> None:
+async def test_golden_manifest() -> None:
     """Version 2 never changes."""
-    assert encoded(golden_manifest()) == GOLDEN
-    assert decoded(GOLDEN) == golden_manifest()
+    assert await encoded(golden_manifest()) == GOLDEN
+    assert await decoded(GOLDEN) == golden_manifest()
 
 
-def test_how_far_a_topic_is_complete_is_kept() -> None:
+async def test_how_far_a_topic_is_complete_is_kept() -> None:
     manifest = Manifest(
         str(BUNDLE), 4, topics={TOPIC: TopicSegments(complete=(15, 8))}, covered=(7, 3)
     )
-    assert decoded(encoded(manifest)) == manifest
+    assert await decoded(await encoded(manifest)) == manifest
 
 
 @pytest.mark.parametrize(
     "data", [b"", GOLDEN[:-1], GOLDEN.replace(b"900", b"901"), GOLDEN[:-9] + b"00000000\n"]
 )
-def test_damage_is_found(data: bytes) -> None:
+async def test_damage_is_found(data: bytes) -> None:
     with pytest.raises(CorruptData, match="m: "):
-        decoded(data)
+        await decoded(data)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_damage_is_found(data: bytes) -> None:
         {"topics": {TOPIC: 5}},
     ],
 )
-def test_whole_bytes_that_hold_no_manifest_are_named_as_such(change: dict[str, Any]) -> None:
+async def test_whole_bytes_that_hold_no_manifest_are_named_as_such(change: dict[str, Any]) -> None:
     body = {**decode_document(KIND, VERSION, GOLDEN, "m"), **change}
     with pytest.raises(CorruptData, match="m: does not hold a manifest"):
-        decoded(encode_document(KIND, VERSION, body))
+        await decoded(encode_document(KIND, VERSION, body))
 
 
 def many_topics(topics: int, segments: int) -> Manifest:
@@ -134,7 +134,7 @@ def in_one_go(manifest: Manifest) -> bytes:
 
 
 @pytest.mark.parametrize(("topics", "segments"), [(0, 0), (1, 0), (30, 3), (2, 1200)])
-def test_others_have_turns_while_a_manifest_is_written_and_parsed(
+async def test_others_have_turns_while_a_manifest_is_written_and_parsed(
     topics: int, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many topics, or many segments of one: the bytes and the lists are those of one go, and
@@ -153,12 +153,12 @@ def test_others_have_turns_while_a_manifest_is_written_and_parsed(
     monkeypatch.setattr(manifest_module, "TURN_PARSED", 10)
     monkeypatch.setattr(document, "PIECE_ITEMS", 10)
     manifest = many_topics(topics, segments)
-    data = encoded(manifest)
+    data = await encoded(manifest)
     assert data == in_one_go(manifest)
     assert pauses >= len(data) // 3000
     assert (pauses > 0) == (topics * segments > 0)
     pauses = 0
-    assert decoded(data) == manifest
+    assert await decoded(data) == manifest
     assert pauses >= data.count(b'"level1"') // 20 + data.count(b'"object"') // 20
     assert (pauses > 0) == (topics * segments > 0)
 

@@ -61,7 +61,7 @@ def talk(url: str) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_the_official_client_publishes_and_reads_back() -> None:
+async def test_the_official_client_publishes_and_reads_back() -> None:
     """CONNECT, LOOKUP, PRODUCER, SEND, SUBSCRIBE, FLOW, ACK and our answers to them, over real
     sockets."""
 
@@ -74,7 +74,7 @@ def test_the_official_client_publishes_and_reads_back() -> None:
         finally:
             listener.close()
 
-    broker, received = asyncio.run(scenario())
+    broker, received = await scenario()
     assert received == [b"single", b"batched 0", b"batched 1", b"batched 2"]
     assert broker.of("connect")[0].client_version.startswith("Pulsar-CPP")
     assert {ask.topic for ask in broker.of("lookup")} == {"persistent://public/default/t"}

@@ -74,7 +74,7 @@ async def _replayed(owned: OwnedBundle, directory_state: tuple[Any, Any]) -> Bun
     return replay
 
 
-def test_what_happens_between_the_turns_is_found_by_a_successor(
+async def test_what_happens_between_the_turns_is_found_by_a_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the first topic all are published to and acknowledged, one is deleted, one is deleted
@@ -85,55 +85,53 @@ def test_what_happens_between_the_turns_is_found_by_a_successor(
     """
     monkeypatch.setattr(bundle, "CHECKPOINT_SLICE_BYTES", 1)
 
-    async def scenario() -> None:
-        pauses = Pauses()
-        async with three_topics(tmp_path) as (peer, owned, topics):
-            monkeypatch.setattr(bundle, "asyncio", pauses)
-            position = owned.context.log.position
-            writing = asyncio.create_task(owned.write_checkpoint(position))
-            await asyncio.wait_for(pauses.reached.wait(), 60)
-            await peer.subscribe(1, str(topics[FIRST]), subscription="s", initialPosition=1)
-            for number in (FIRST, MIDDLE):
-                await peer.send(b"between", 1, number)
-            txn = TxnId(0, 7)
-            peer.write(requests.send(FIRST, 0, entry(b"in a transaction", 0), txn=txn))
-            await peer.answer(Type.SEND_RECEIPT)
-            commit = requests.end_txn_on_partition(
-                peer.next_request(), txn, str(topics[FIRST]), commit=True, low_watermark=-1
-            )
-            peer.write(commit)
-            await peer.answer(Type.END_TXN_ON_PARTITION_RESPONSE)
-            for topic in topics[MIDDLE : LAST + 1]:
-                await owned.delete_topic(topic)
-            for topic in (topics[MIDDLE], *topics[3:]):
-                await owned.topic(topic, create=True)
-            pauses.resumed.set()
-            replay = await _replayed(owned, ((await writing)[0], position))
-            assert pauses.count == 1, (
-                "the first topic; the others are gone, or were made behind the checkpoint's "
-                "position"
-            )
-            assert (
-                set(replay.topics)
-                == set(owned.topics)
-                == {str(topics[number]) for number in (0, 1, 3, 4)}
-            )
-            for name, host in owned.topics.items():
-                ours, found = host.to_state(), replay.topics[name].core.to_state()
-                assert (found.ledgers, found.cursors, found.sizes) == (
-                    ours.ledgers,
-                    ours.cursors,
-                    ours.sizes,
-                ), name
-            assert (
-                sum(count for _, count in replay.topics[str(topics[FIRST])].core.to_state().ledgers)
-                == 3
-            )
-
-    asyncio.run(scenario())
+    pauses = Pauses()
+    async with three_topics(tmp_path) as (peer, owned, topics):
+        monkeypatch.setattr(bundle, "asyncio", pauses)
+        position = owned.context.log.position
+        writing = asyncio.create_task(owned.write_checkpoint(position))
+        await asyncio.wait_for(pauses.reached.wait(), 60)
+        await peer.subscribe(1, str(topics[FIRST]), subscription="s", initialPosition=1)
+        for number in (FIRST, MIDDLE):
+            await peer.send(b"between", 1, number)
+        txn = TxnId(0, 7)
+        peer.write(requests.send(FIRST, 0, entry(b"in a transaction", 0), txn=txn))
+        await peer.answer(Type.SEND_RECEIPT)
+        commit = requests.end_txn_on_partition(
+            peer.next_request(), txn, str(topics[FIRST]), commit=True, low_watermark=-1
+        )
+        peer.write(commit)
+        await peer.answer(Type.END_TXN_ON_PARTITION_RESPONSE)
+        for topic in topics[MIDDLE : LAST + 1]:
+            await owned.delete_topic(topic)
+        for topic in (topics[MIDDLE], *topics[3:]):
+            await owned.topic(topic, create=True)
+        pauses.resumed.set()
+        replay = await _replayed(owned, ((await writing)[0], position))
+        assert pauses.count == 1, (
+            "the first topic; the others are gone, or were made behind the checkpoint's position"
+        )
+        assert (
+            set(replay.topics)
+            == set(owned.topics)
+            == {str(topics[number]) for number in (0, 1, 3, 4)}
+        )
+        for name, host in owned.topics.items():
+            ours, found = host.to_state(), replay.topics[name].core.to_state()
+            assert (found.ledgers, found.cursors, found.sizes) == (
+                ours.ledgers,
+                ours.cursors,
+                ours.sizes,
+            ), name
+        assert (
+            sum(count for _, count in replay.topics[str(topics[FIRST])].core.to_state().ledgers)
+            == 3
+        )
 
 
-def test_others_have_a_turn_for_each_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_have_a_turn_for_each_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three topics in slices of one, or in a slice that takes them all."""
 
     async def scenario(slice_bytes: int) -> int:
@@ -146,10 +144,10 @@ def test_others_have_a_turn_for_each_slice(tmp_path: Path, monkeypatch: pytest.M
                 await owned.write_checkpoint(owned.context.log.position)
             return pauses.count
 
-    assert [asyncio.run(scenario(slice_bytes)) for slice_bytes in (1, 1 << 20)] == [3, 0]
+    assert [await scenario(slice_bytes) for slice_bytes in (1, 1 << 20)] == [3, 0]
 
 
-def test_others_have_a_turn_while_a_checkpoint_is_taken(
+async def test_others_have_a_turn_while_a_checkpoint_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three topics, of which one has a subscription: one by one, or in one go; first parsed,
@@ -175,4 +173,4 @@ def test_others_have_a_turn_while_a_checkpoint_is_taken(
                 owned.topics = held
             return loading.count, hosting.count
 
-    assert [asyncio.run(scenario(taken)) for taken in (1, 3, 5)] == [(3, 3), (1, 1), (0, 0)]
+    assert [await scenario(taken) for taken in (1, 3, 5)] == [(3, 3), (1, 1), (0, 0)]

@@ -29,7 +29,7 @@ async def until(reached: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("step", ["recover_bundle", "OwnedBundle"])
-def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
+async def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """While its records are replayed, or its topics are put in service: the broker lives, serves
@@ -85,78 +85,68 @@ def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
             assert broker.context.damage.listed() == []
         await store.close()
 
-    asyncio.run(scenario())
+    await scenario()
 
 
-def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(
+async def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its topics stand ready before its record says whose it is, and are not among those that
     are told of changes yet."""
     commit: Any = BundleRecords.commit
 
-    async def scenario() -> None:
-        store = MemoryStore(SystemClock())
-        async with (
-            running_broker(tmp_path, store=store, name="first") as broker,
-            open_peer(broker) as peer,
-        ):
+    store = MemoryStore(SystemClock())
+    async with (
+        running_broker(tmp_path, store=store, name="first") as broker,
+        open_peer(broker) as peer,
+    ):
+        await peer.lookup()
+        await peer.produce()
+        bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
+        broker.fail("crash")
+    async with (
+        running_broker(tmp_path, store=store, name="second") as broker,
+        rest_over(tmp_path, broker) as rest,
+    ):
+        changed: list[str] = []
+
+        async def commit_later(records: Any, name: str, *arguments: Any) -> Any:
+            if name == str(bundle) and not changed:
+                changed.append(name)
+                await rest("POST", f"{NAMESPACE}/maxProducersPerTopic", 3)
+                await until(
+                    lambda: broker.service.namespace_policies(bundle.namespace).max_producers == 3
+                )
+            return await commit(records, name, *arguments)
+
+        monkeypatch.setattr(BundleRecords, "commit", commit_later)
+        async with open_peer(broker) as peer:
             await peer.lookup()
-            await peer.produce()
-            bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
-            broker.fail("crash")
-        async with (
-            running_broker(tmp_path, store=store, name="second") as broker,
-            rest_over(tmp_path, broker) as rest,
-        ):
-            changed: list[str] = []
-
-            async def commit_later(records: Any, name: str, *arguments: Any) -> Any:
-                if name == str(bundle) and not changed:
-                    changed.append(name)
-                    await rest("POST", f"{NAMESPACE}/maxProducersPerTopic", 3)
-                    await until(
-                        lambda: (
-                            broker.service.namespace_policies(bundle.namespace).max_producers == 3
-                        )
-                    )
-                return await commit(records, name, *arguments)
-
-            monkeypatch.setattr(BundleRecords, "commit", commit_later)
-            async with open_peer(broker) as peer:
-                await peer.lookup()
-            assert changed
-            topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
-            assert topic.policies.max_producers == 3
-        await store.close()
-
-    asyncio.run(scenario())
+        assert changed
+        topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        assert topic.policies.max_producers == 3
+    await store.close()
 
 
-def test_what_other_bundles_know_of_a_log_counts(tmp_path: Path) -> None:
+async def test_what_other_bundles_know_of_a_log_counts(tmp_path: Path) -> None:
     """Where any bundle's term began the log was durable: its open file is no shorter."""
 
-    async def scenario() -> None:
-        async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
-            await peer.lookup()
-            await peer.produce()
-            for _ in range(3):
-                await peer.send(b"x")
-            bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
-            names = (f"{TOPIC}-{number}" for number in itertools.count())
-            await peer.lookup(
-                next(name for name in names if not bundle.contains(TopicName.parse(name)))
-            )
-            starts = [
-                span.start
-                for viewed in broker.views.bundles.items.values()
-                for span in viewed.record.chain
-                if span.incarnation == broker.incarnation
-            ]
-            known = await recovery.noted_lengths(
-                broker.context.store, broker.views, broker.incarnation
-            )
-            assert len(starts) == 2
-            assert known == {0: max(start.offset for start in starts)}
-
-    asyncio.run(scenario())
+    async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce()
+        for _ in range(3):
+            await peer.send(b"x")
+        bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
+        names = (f"{TOPIC}-{number}" for number in itertools.count())
+        await peer.lookup(
+            next(name for name in names if not bundle.contains(TopicName.parse(name)))
+        )
+        starts = [
+            span.start
+            for viewed in broker.views.bundles.items.values()
+            for span in viewed.record.chain
+            if span.incarnation == broker.incarnation
+        ]
+        known = await recovery.noted_lengths(broker.context.store, broker.views, broker.incarnation)
+        assert len(starts) == 2
+        assert known == {0: max(start.offset for start in starts)}

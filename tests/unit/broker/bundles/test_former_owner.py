@@ -108,29 +108,26 @@ def test_an_owner_answers_the_same_questions(tmp_path: Path) -> None:
     play(tmp_path, script, DEDUPLICATED)
 
 
-def test_who_was_fenced_begins_no_term(tmp_path: Path) -> None:
+async def test_who_was_fenced_begins_no_term(tmp_path: Path) -> None:
     """A destination whose claim is gone, unknown to itself: files of its log may be gone as
     well, so no chain may begin in one of them."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path, claim_check_s=60.0, rebalance_bundles=0) as cluster:
-            fenced, name = cluster.second, str(await cluster.bundle())
-            before = [
-                span
-                for span in (await cluster.record()).chain
-                if span.incarnation == fenced.incarnation
-            ]
-            await fenced.context.volume.remove(names.claim(fenced.incarnation))
-            moving = asyncio.ensure_future(
-                cluster.first.ownership.move(name, fenced.incarnation, "test")
-            )
-            assert "claim" in await asyncio.wait_for(fenced.ended(), 120)
-            assert [
-                span
-                for span in (await cluster.record()).chain
-                if span.incarnation == fenced.incarnation
-            ] == before
-            moving.cancel()
-            await asyncio.gather(moving, return_exceptions=True)
-
-    asyncio.run(scenario())
+    async with pair(tmp_path, claim_check_s=60.0, rebalance_bundles=0) as cluster:
+        fenced, name = cluster.second, str(await cluster.bundle())
+        before = [
+            span
+            for span in (await cluster.record()).chain
+            if span.incarnation == fenced.incarnation
+        ]
+        await fenced.context.volume.remove(names.claim(fenced.incarnation))
+        moving = asyncio.ensure_future(
+            cluster.first.ownership.move(name, fenced.incarnation, "test")
+        )
+        assert "claim" in await asyncio.wait_for(fenced.ended(), 120)
+        assert [
+            span
+            for span in (await cluster.record()).chain
+            if span.incarnation == fenced.incarnation
+        ] == before
+        moving.cancel()
+        await asyncio.gather(moving, return_exceptions=True)

@@ -70,72 +70,58 @@ async def listening() -> AsyncIterator[tuple[Listener, IncarnationRecord, Livene
         await server.wait_closed()
 
 
-def test_a_broker_that_answers_is_named_and_asked_once_by_all() -> None:
+async def test_a_broker_that_answers_is_named_and_asked_once_by_all() -> None:
     """A thousand look-ups at once cost one handshake, and so do those of the next moment."""
 
-    async def scenario() -> None:
-        async with listening() as (listener, record, found, clock):
-            assert all(
-                await asyncio.gather(*(found.may_be_named("b.1", record) for _ in range(1000)))
-            )
-            assert await found.may_be_named("b.1", record)
-            assert listener.comers == 1
-            clock.ahead_s += 2 * liveness.ANSWERED_HOLDS_S
-            assert await found.may_be_named("b.1", record)
-            assert listener.comers == 2
-
-    asyncio.run(scenario())
+    async with listening() as (listener, record, found, clock):
+        assert all(await asyncio.gather(*(found.may_be_named("b.1", record) for _ in range(1000))))
+        assert await found.may_be_named("b.1", record)
+        assert listener.comers == 1
+        clock.ahead_s += 2 * liveness.ANSWERED_HOLDS_S
+        assert await found.may_be_named("b.1", record)
+        assert listener.comers == 2
 
 
-def test_a_silent_broker_is_not_named_until_its_lease_would_be_over() -> None:
+async def test_a_silent_broker_is_not_named_until_its_lease_would_be_over() -> None:
     """Suspended, or cut off from us alone: look-ups wait, but not permanently; once it answers
     again it is named again."""
 
-    async def scenario() -> None:
-        async with listening() as (listener, record, found, clock):
-            listener.answers = False
-            assert not await found.may_be_named("b.1", record)
-            assert not await found.may_be_named("b.1", record)
-            clock.ahead_s += found.silence_s_max + 1
-            assert await found.may_be_named("b.1", record), (
-                "its lease lives: clients may reach it though we cannot"
-            )
-            comers = listener.comers
-            assert await found.may_be_named("b.1", record)
-            assert listener.comers <= comers + 1, (
-                "nobody waits for further handshakes, and few are made"
-            )
-
-    asyncio.run(scenario())
+    async with listening() as (listener, record, found, clock):
+        listener.answers = False
+        assert not await found.may_be_named("b.1", record)
+        assert not await found.may_be_named("b.1", record)
+        clock.ahead_s += found.silence_s_max + 1
+        assert await found.may_be_named("b.1", record), (
+            "its lease lives: clients may reach it though we cannot"
+        )
+        comers = listener.comers
+        assert await found.may_be_named("b.1", record)
+        assert listener.comers <= comers + 1, (
+            "nobody waits for further handshakes, and few are made"
+        )
 
 
-def test_a_broker_that_is_gone_is_not_named_and_forgotten_with_its_registration() -> None:
+async def test_a_broker_that_is_gone_is_not_named_and_forgotten_with_its_registration() -> None:
     """Its port refuses; a new incarnation at the same place is asked afresh."""
 
-    async def scenario() -> None:
-        async with listening() as (_, record, found, _clock):
-            gone = replace(record, service_url=f"pulsar://{HOST}:1")
-            assert not await found.may_be_named("b.1", gone)
-            assert await found.may_be_named("b.2", record)
-            found.forget(frozenset({"b.2"}))
-            assert list(found._peers) == ["b.2"]
-
-    asyncio.run(scenario())
+    async with listening() as (_, record, found, _clock):
+        gone = replace(record, service_url=f"pulsar://{HOST}:1")
+        assert not await found.may_be_named("b.1", gone)
+        assert await found.may_be_named("b.2", record)
+        found.forget(frozenset({"b.2"}))
+        assert list(found._peers) == ["b.2"]
 
 
-def test_who_waits_for_a_broker_that_stops_is_told_so() -> None:
+async def test_who_waits_for_a_broker_that_stops_is_told_so() -> None:
     """A request is answered with an error that its client tries again after; it is not cancelled
     (found by `make soak`: a 500 without a reason)."""
 
-    async def scenario() -> None:
-        async with listening() as (listener, record, peers, _clock):
-            listener.answers = False
-            waiting = asyncio.create_task(peers.may_be_named("b.1", record))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            await peers.stop()
-            with pytest.raises(ServiceNotReady):
-                await waiting
-
-    asyncio.run(scenario())
+    async with listening() as (listener, record, peers, _clock):
+        listener.answers = False
+        waiting = asyncio.create_task(peers.may_be_named("b.1", record))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await peers.stop()
+        with pytest.raises(ServiceNotReady):
+            await waiting

@@ -58,119 +58,98 @@ async def world(directory: Path) -> AsyncIterator[World]:
         yield World(broker, peer)
 
 
-def test_wishes_at_the_same_time_share_one_roll(tmp_path: Path) -> None:
+async def test_wishes_at_the_same_time_share_one_roll(tmp_path: Path) -> None:
     """Many bundles that want a checkpoint at once cost one file; everything before the position
     is sealed and indexed."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await found.fill(2 * SMALL_FILE_BYTES_MAX)
-            positions = set(await asyncio.gather(*(found.roller.roll("test") for _ in range(10))))
-            assert positions == {LogPosition(1, FILE_HEADER_BYTES)}
-            assert found.sealed == [0]
-            assert await found.is_complete(LogPosition(1, 0))
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        await found.fill(2 * SMALL_FILE_BYTES_MAX)
+        positions = set(await asyncio.gather(*(found.roller.roll("test") for _ in range(10))))
+        assert positions == {LogPosition(1, FILE_HEADER_BYTES)}
+        assert found.sealed == [0]
+        assert await found.is_complete(LogPosition(1, 0))
 
 
-def test_a_small_file_is_left_alone_unless_it_must_not_be(tmp_path: Path) -> None:
+async def test_a_small_file_is_left_alone_unless_it_must_not_be(tmp_path: Path) -> None:
     """Without `always` its start is the answer; with it a file that holds anything is rolled, an
     empty one is not."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await found.fill(100)
-            assert await found.roller.roll("test") == LogPosition(0, FILE_HEADER_BYTES)
-            assert found.sealed == []
-            assert await found.roller.roll("test", always=True) == LogPosition(1, FILE_HEADER_BYTES)
-            assert await found.roller.roll("test", always=True) == LogPosition(1, FILE_HEADER_BYTES)
-            assert found.sealed == [0]
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        await found.fill(100)
+        assert await found.roller.roll("test") == LogPosition(0, FILE_HEADER_BYTES)
+        assert found.sealed == []
+        assert await found.roller.roll("test", always=True) == LogPosition(1, FILE_HEADER_BYTES)
+        assert await found.roller.roll("test", always=True) == LogPosition(1, FILE_HEADER_BYTES)
+        assert found.sealed == [0]
 
 
-def test_one_caller_who_gives_up_does_not_take_the_roll_from_the_others(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await found.fill(2 * SMALL_FILE_BYTES_MAX)
-            first, second = (asyncio.create_task(found.roller.roll("test")) for _ in range(2))
-            await asyncio.sleep(0)
-            first.cancel()
-            assert await second == LogPosition(1, FILE_HEADER_BYTES)
-            assert first.cancelled()
+async def test_one_caller_who_gives_up_does_not_take_the_roll_from_the_others(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as found:
+        await found.fill(2 * SMALL_FILE_BYTES_MAX)
+        first, second = (asyncio.create_task(found.roller.roll("test")) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == LogPosition(1, FILE_HEADER_BYTES)
+        assert first.cancelled()
 
-    asyncio.run(scenario())
 
-
-def test_no_roll_begins_in_a_broker_that_stops(tmp_path: Path) -> None:
+async def test_no_roll_begins_in_a_broker_that_stops(tmp_path: Path) -> None:
     """The log is closed next: a roll that is under way is an answer for its caller, and no later
     one reaches the log."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await found.fill(2 * SMALL_FILE_BYTES_MAX)
-            waiting = asyncio.create_task(found.roller.roll("test"))
-            await asyncio.sleep(0)
-            found.roller.stop()
-            with pytest.raises(ServiceNotReady):
-                await waiting
-            await found.log.close()
-            with pytest.raises(ServiceNotReady):
-                await found.roller.roll("test", always=True)
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        await found.fill(2 * SMALL_FILE_BYTES_MAX)
+        waiting = asyncio.create_task(found.roller.roll("test"))
+        await asyncio.sleep(0)
+        found.roller.stop()
+        with pytest.raises(ServiceNotReady):
+            await waiting
+        await found.log.close()
+        with pytest.raises(ServiceNotReady):
+            await found.roller.roll("test", always=True)
 
 
 @pytest.mark.slow
-def test_bundles_that_leave_one_after_another_cause_one_roll(tmp_path: Path) -> None:
+async def test_bundles_that_leave_one_after_another_cause_one_roll(tmp_path: Path) -> None:
     """A drain of many bundles leaves one sealed file, some time after the first."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await found.fill(100)
-            for _ in range(5):
-                found.roller.roll_soon()
-            await asyncio.sleep(2 * AFTER_RELEASE_S)
-            await found.roller.roll("wait", always=True)
-            assert found.sealed == [0]
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        await found.fill(100)
+        for _ in range(5):
+            found.roller.roll_soon()
+        await asyncio.sleep(2 * AFTER_RELEASE_S)
+        await found.roller.roll("wait", always=True)
+        assert found.sealed == [0]
 
 
 @pytest.mark.slow
-def test_a_fenced_log_ends_the_wait(tmp_path: Path) -> None:
+async def test_a_fenced_log_ends_the_wait(tmp_path: Path) -> None:
     """Nobody waits for a seal that will never come."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await found.fill(2 * SMALL_FILE_BYTES_MAX)
-            found.log.on_sealed = None
-            await found.broker.context.volume.remove(names.claim(found.broker.incarnation))
-            with pytest.raises(StorageError):
-                await asyncio.wait_for(found.roller.roll("test"), 120)
-            assert not found.broker.ready
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        await found.fill(2 * SMALL_FILE_BYTES_MAX)
+        found.log.on_sealed = None
+        await found.broker.context.volume.remove(names.claim(found.broker.incarnation))
+        with pytest.raises(StorageError):
+            await asyncio.wait_for(found.roller.roll("test"), 120)
+        assert not found.broker.ready
 
 
-def test_the_length_of_a_chain_counts_all_its_ranges(tmp_path: Path) -> None:
+async def test_the_length_of_a_chain_counts_all_its_ranges(tmp_path: Path) -> None:
     """Closed ranges within a file and over files, and the open one up to the log's end."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            size, end = found.broker.context.settings.log_file_bytes, found.log.position
-            closed = LogRange("other.1", LogPosition(3, 5000), LogPosition(5, 6000))
-            opened = LogRange(found.broker.incarnation, LogPosition(0, FILE_HEADER_BYTES), None)
-            record = BundleRecord(BundleState.OWNED, 7, chain=(closed, opened), epochs=(5, 7))
-            assert (
-                found.roller.chain_bytes(record) == 2 * size + 1000 + end.offset - FILE_HEADER_BYTES
-            )
-            assert found.roller.chain_bytes(BundleRecord(BundleState.FREE, 0)) == 0
-            await found.roller.roll("test", always=True)
-            before, end = end.offset, found.log.position
-            own = BundleRecord(BundleState.OWNED, 7, chain=(opened,), epochs=(7,))
-            assert found.roller.chain_bytes(own) == before + end.offset - FILE_HEADER_BYTES, (
-                "a file that was rolled early is short"
-            )
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        size, end = found.broker.context.settings.log_file_bytes, found.log.position
+        closed = LogRange("other.1", LogPosition(3, 5000), LogPosition(5, 6000))
+        opened = LogRange(found.broker.incarnation, LogPosition(0, FILE_HEADER_BYTES), None)
+        record = BundleRecord(BundleState.OWNED, 7, chain=(closed, opened), epochs=(5, 7))
+        assert found.roller.chain_bytes(record) == 2 * size + 1000 + end.offset - FILE_HEADER_BYTES
+        assert found.roller.chain_bytes(BundleRecord(BundleState.FREE, 0)) == 0
+        await found.roller.roll("test", always=True)
+        before, end = end.offset, found.log.position
+        own = BundleRecord(BundleState.OWNED, 7, chain=(opened,), epochs=(7,))
+        assert found.roller.chain_bytes(own) == before + end.offset - FILE_HEADER_BYTES, (
+            "a file that was rolled early is short"
+        )

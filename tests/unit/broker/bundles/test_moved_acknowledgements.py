@@ -111,86 +111,74 @@ async def told(
 
 
 @KINDS
-def test_an_acknowledgement_that_crosses_the_word_to_move_is_taken(
+async def test_an_acknowledgement_that_crosses_the_word_to_move_is_taken(
     tmp_path: Path, kind: int
 ) -> None:
     """Sent before CLOSE_CONSUMER was read, some in a span and some one by one: none of it is
     delivered by the new owner, all else is."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
-            identifiers, moving = await told(cluster, peer, kind)
-            peer.write(acknowledged(identifiers[:30]))
-            peer.write(acknowledged([identifiers[31], identifiers[33]]))
-            peer.write(command_frame("pong"))
-            await moving
-            expected = [30, 32, *range(34, MESSAGES)]
-            assert sorted(await delivered(cluster.second, kind)) == expected
-
-    asyncio.run(scenario())
+    async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
+        identifiers, moving = await told(cluster, peer, kind)
+        peer.write(acknowledged(identifiers[:30]))
+        peer.write(acknowledged([identifiers[31], identifiers[33]]))
+        peer.write(command_frame("pong"))
+        await moving
+        expected = [30, 32, *range(34, MESSAGES)]
+        assert sorted(await delivered(cluster.second, kind)) == expected
 
 
-def test_publishing_goes_on_while_consumers_leave(tmp_path: Path) -> None:
+async def test_publishing_goes_on_while_consumers_leave(tmp_path: Path) -> None:
     """A receipt comes between CLOSE_CONSUMER and the answer to the PING behind it."""
 
-    async def scenario() -> None:
-        async with (
-            pair(tmp_path, **SETTINGS) as cluster,
-            open_peer(cluster.first) as peer,
-            open_peer(cluster.first) as other,
-        ):
-            await peer.subscribe()
-            await other.produce()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", 60.0)
-                moving = await move(cluster)
-                await until_told(peer)
-                await other.send(b"in between")
-                peer.write(command_frame("pong"))
-                await moving
-            assert await delivered(cluster.second, 0) == [0]
-
-    asyncio.run(scenario())
+    async with (
+        pair(tmp_path, **SETTINGS) as cluster,
+        open_peer(cluster.first) as peer,
+        open_peer(cluster.first) as other,
+    ):
+        await peer.subscribe()
+        await other.produce()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", 60.0)
+            moving = await move(cluster)
+            await until_told(peer)
+            await other.send(b"in between")
+            peer.write(command_frame("pong"))
+            await moving
+        assert await delivered(cluster.second, 0) == [0]
 
 
-def test_a_peer_that_reads_nothing_holds_no_move_up(tmp_path: Path) -> None:
+async def test_a_peer_that_reads_nothing_holds_no_move_up(tmp_path: Path) -> None:
     """Nor does one that has left."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as silent:
-            await silent.subscribe()
+    async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as silent:
+        await silent.subscribe()
+        async with asyncio.timeout(60):
+            await (await move(cluster))
+    async with pair(tmp_path / "again", **SETTINGS) as cluster:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", 3600.0)
+            async with open_peer(cluster.first) as leaving:
+                await leaving.subscribe()
+                moving = await move(cluster)
+                await until_told(leaving)
             async with asyncio.timeout(60):
-                await (await move(cluster))
-        async with pair(tmp_path / "again", **SETTINGS) as cluster:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", 3600.0)
-                async with open_peer(cluster.first) as leaving:
-                    await leaving.subscribe()
-                    moving = await move(cluster)
-                    await until_told(leaving)
-                async with asyncio.timeout(60):
-                    await moving
-
-    asyncio.run(scenario())
+                await moving
 
 
 @KINDS
 @pytest.mark.parametrize("count", [2, 30], ids=["few", "span"])
-def test_an_acknowledgement_before_the_new_owner_has_answered_is_taken(
+async def test_an_acknowledgement_before_the_new_owner_has_answered_is_taken(
     tmp_path: Path, kind: int, count: int
 ) -> None:
     """It comes behind SUBSCRIBE, as from a client that groups acknowledgements; what it names is
     not delivered."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
-            identifiers, moving = await told(cluster, peer, kind)
-            getting = asyncio.create_task(
-                delivered(cluster.second, kind, acknowledged(identifiers[:count]))
-            )
-            peer.write(command_frame("pong"))
-            await moving
-            assert sorted(await getting) == list(range(count, MESSAGES))
-            await until(lambda: not cluster.first.ownership.owned)
-
-    asyncio.run(scenario())
+    async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
+        identifiers, moving = await told(cluster, peer, kind)
+        getting = asyncio.create_task(
+            delivered(cluster.second, kind, acknowledged(identifiers[:count]))
+        )
+        peer.write(command_frame("pong"))
+        await moving
+        assert sorted(await getting) == list(range(count, MESSAGES))
+        await until(lambda: not cluster.first.ownership.owned)

@@ -259,24 +259,21 @@ WORK: dict[str, tuple[Work, int]] = {
 
 
 @pytest.mark.parametrize("kind", WORK)
-def test_a_takeover_replays_a_bounded_number_of_records(tmp_path: Path, kind: str) -> None:
+async def test_a_takeover_replays_a_bounded_number_of_records(tmp_path: Path, kind: str) -> None:
     """However many were written, of transactions or not, and nothing is lost; without the bound
     it would be all of them."""
     work, records = WORK[kind]
 
-    async def scenario() -> None:
-        async with world(tmp_path, checkpoint_records_max=RECORDS_MAX) as found:
-            most = 0
-            for turn in range(1, 13):
-                await work(found)
-                most = max(most, (await found.replayed()).records)
-                assert found.owned.replay.total >= turn * records
-                assert found.checkpoints <= turn * records / (RECORDS_MAX // 2)
-            assert found.checkpoints >= 12 * records // (2 * RECORDS_MAX)
-            assert records < most <= RECORDS_MAX + records + IN_A_SMALL_FILE
-            _check(found, await found.replayed())
-
-    asyncio.run(scenario())
+    async with world(tmp_path, checkpoint_records_max=RECORDS_MAX) as found:
+        most = 0
+        for turn in range(1, 13):
+            await work(found)
+            most = max(most, (await found.replayed()).records)
+            assert found.owned.replay.total >= turn * records
+            assert found.checkpoints <= turn * records / (RECORDS_MAX // 2)
+        assert found.checkpoints >= 12 * records // (2 * RECORDS_MAX)
+        assert records < most <= RECORDS_MAX + records + IN_A_SMALL_FILE
+        _check(found, await found.replayed())
 
 
 def _check(found: World, replay: BundleReplay) -> None:
@@ -286,82 +283,75 @@ def _check(found: World, replay: BundleReplay) -> None:
     assert aborted == found.number
 
 
-def test_without_a_bound_all_is_replayed(tmp_path: Path) -> None:
+async def test_without_a_bound_all_is_replayed(tmp_path: Path) -> None:
     """The control of the test above."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, checkpoint_records_max=100_000_000) as found:
-            for _ in range(6):
-                await found.abort(AT_A_TIME)
-            replay = await found.replayed()
-            assert found.checkpoints == 0
-            assert replay.records > 6 * 3 * AT_A_TIME > RECORDS_MAX + IN_A_SMALL_FILE
-            _check(found, replay)
-
-    asyncio.run(scenario())
+    async with world(tmp_path, checkpoint_records_max=100_000_000) as found:
+        for _ in range(6):
+            await found.abort(AT_A_TIME)
+        replay = await found.replayed()
+        assert found.checkpoints == 0
+        assert replay.records > 6 * 3 * AT_A_TIME > RECORDS_MAX + IN_A_SMALL_FILE
+        _check(found, replay)
 
 
-def test_who_asks_just_as_the_last_checkpoint_ends_gets_one_too(
+async def test_who_asks_just_as_the_last_checkpoint_ends_gets_one_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task that writes them has nothing left to do then, and is not gone yet."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            checkpointer, written = found.broker.ownership.checkpointer, list[str]()
+    async with world(tmp_path) as found:
+        checkpointer, written = found.broker.ownership.checkpointer, list[str]()
 
-            async def checkpoint(name: str) -> None:
-                written.append(name)
-                if name == "first":
-                    asyncio.get_running_loop().call_soon(checkpointer.ask, "second")
+        async def checkpoint(name: str) -> None:
+            written.append(name)
+            if name == "first":
+                asyncio.get_running_loop().call_soon(checkpointer.ask, "second")
 
-            monkeypatch.setattr(checkpointer, "checkpoint", checkpoint)
-            checkpointer.ask("first")
-            await until(lambda: "second" in written)
-            await found.settled()
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(checkpointer, "checkpoint", checkpoint)
+        checkpointer.ask("first")
+        await until(lambda: "second" in written)
+        await found.settled()
 
 
-def test_a_successor_counts_what_it_has_replayed_and_ends_a_long_chain_soon(tmp_path: Path) -> None:
+async def test_a_successor_counts_what_it_has_replayed_and_ends_a_long_chain_soon(
+    tmp_path: Path,
+) -> None:
     """It has no term of its own to speak of yet, and would leave all that again to whoever comes
     next: its maintenance sees to it."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            quiet = replace(SETTINGS, **QUIET)
-            first = await Node(
-                store, volume, "broker-0", replace(quiet, checkpoint_records_max=100_000_000)
-            ).start()
-            async with open_peer(first) as peer:
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        quiet = replace(SETTINGS, **QUIET)
+        first = await Node(
+            store, volume, "broker-0", replace(quiet, checkpoint_records_max=100_000_000)
+        ).start()
+        async with open_peer(first) as peer:
+            await peer.lookup()
+            await peer.produce(1)
+            before = World(first, peer, await first.ownership.bundle_of(TopicName.parse(TOPIC)))
+            for _ in range(4):
+                await before.abort(AT_A_TIME)
+        first.fail("killed")
+        await first.close()
+        second = await Node(
+            store, volume, "broker-0", replace(quiet, checkpoint_records_max=RECORDS_MAX)
+        ).start()
+        try:
+            async with open_peer(second) as peer:
                 await peer.lookup()
-                await peer.produce(1)
-                before = World(first, peer, await first.ownership.bundle_of(TopicName.parse(TOPIC)))
-                for _ in range(4):
-                    await before.abort(AT_A_TIME)
-            first.fail("killed")
-            await first.close()
-            second = await Node(
-                store, volume, "broker-0", replace(quiet, checkpoint_records_max=RECORDS_MAX)
-            ).start()
-            try:
-                async with open_peer(second) as peer:
-                    await peer.lookup()
-                    found = World(second, peer, before.bundle)
-                    await until(lambda: str(found.bundle) in second.ownership.owned)
-                    assert found.owned.replay.behind >= 4 * 3 * AT_A_TIME
-                    assert found.owned.replay.is_due
-                    assert found.checkpoints == 0
-                    await second.maintenance.round()
-                    assert found.checkpoints == 1
-                    assert not found.owned.replay.is_due
-                    found.number = before.number
-                    replay = await found.replayed()
-                    assert replay.records <= IN_A_SMALL_FILE
-                    _check(found, replay)
-            finally:
-                await second.close()
-        await store.close()
-
-    asyncio.run(scenario())
+                found = World(second, peer, before.bundle)
+                await until(lambda: str(found.bundle) in second.ownership.owned)
+                assert found.owned.replay.behind >= 4 * 3 * AT_A_TIME
+                assert found.owned.replay.is_due
+                assert found.checkpoints == 0
+                await second.maintenance.round()
+                assert found.checkpoints == 1
+                assert not found.owned.replay.is_due
+                found.number = before.number
+                replay = await found.replayed()
+                assert replay.records <= IN_A_SMALL_FILE
+                _check(found, replay)
+        finally:
+            await second.close()
+    await store.close()

@@ -3,7 +3,6 @@ behind what was refused."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from magnetar.broker.bundles.split_buffer import REQUEST_BYTES_MAX, REQUESTS_MAX, SplitBuffer
@@ -32,34 +31,31 @@ def test_requests_are_refused_beyond_their_bytes_and_their_number() -> None:
     ) + [False]
 
 
-def test_of_a_producer_that_is_closed_for_a_refused_send_nothing_behind_that_goes_on(
+async def test_of_a_producer_that_is_closed_for_a_refused_send_nothing_behind_that_goes_on(
     tmp_path: Path,
 ) -> None:
     """The Go client fails what it has not learned of: it must not be stored. Before the refused
     SEND there is one whose receipt is not out yet."""
 
-    async def scenario() -> None:
-        async with (
-            connected_peer(tmp_path) as (broker, _peer),
-            open_peer(broker, handshake=False) as go,
+    async with (
+        connected_peer(tmp_path) as (broker, _peer),
+        open_peer(broker, handshake=False) as go,
+    ):
+        go.write(requests.connect("Pulsar-Go-0.19.0", 21))
+        await go.answer(Type.CONNECTED)
+        await go.produce(producer_name="p")
+        await send_in(go, TXN, b"never", 0)
+        await ended(go, TXN, commit=False)
+        host = await host_of(broker)
+        session, buffered = host.core.producers.by_name["p"].handle, SplitBuffer(1 << 20)
+        assert isinstance(session, ProducerSession)
+        for sequence, (body, txn) in enumerate(
+            ((b"one", None), (b"late", TXN), (b"ordinary", None)), 1
         ):
-            go.write(requests.connect("Pulsar-Go-0.19.0", 21))
-            await go.answer(Type.CONNECTED)
-            await go.produce(producer_name="p")
-            await send_in(go, TXN, b"never", 0)
-            await ended(go, TXN, commit=False)
-            host = await host_of(broker)
-            session, buffered = host.core.producers.by_name["p"].handle, SplitBuffer(1 << 20)
-            assert isinstance(session, ProducerSession)
-            for sequence, (body, txn) in enumerate(
-                ((b"one", None), (b"late", TXN), (b"ordinary", None)), 1
-            ):
-                run = SendRun([memoryview(entry(body, sequence))], [1], [sequence], None, txn)
-                buffered.send(session, run)
-            buffered.resume(lambda _listener: None)
-            assert (await go.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == 1
-            assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
-            await broker.context.log.barrier()
-            assert await stored(broker) == entries_of((b"one", 1))
-
-    asyncio.run(scenario())
+            run = SendRun([memoryview(entry(body, sequence))], [1], [sequence], None, txn)
+            buffered.send(session, run)
+        buffered.resume(lambda _listener: None)
+        assert (await go.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == 1
+        assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
+        await broker.context.log.barrier()
+        assert await stored(broker) == entries_of((b"one", 1))

@@ -3,7 +3,6 @@ children that have copies in a log for real."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +23,7 @@ from tests.unit.broker.bundles.test_splitting import (
 
 
 @pytest.mark.parametrize("plans", [0, 1])
-def test_children_have_copies_once_they_have_manifests(tmp_path: Path, plans: int) -> None:
+async def test_children_have_copies_once_they_have_manifests(tmp_path: Path, plans: int) -> None:
     """Manifests that cannot be written: nothing of the children is in the log, and what was
     there is its parent's; else both, in this order."""
 
@@ -58,4 +57,4 @@ def test_children_have_copies_once_they_have_manifests(tmp_path: Path, plans: in
             assert record is not None
             assert record.chain, "its contents are its own still"
 
-    asyncio.run(scenario())
+    await scenario()

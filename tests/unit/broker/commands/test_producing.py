@@ -34,14 +34,11 @@ EXCLUSIVE, WAIT, FENCING = api.Exclusive, api.WaitForExclusive, api.ExclusiveWit
 Script = Callable[[Broker, Peer], Coroutine[Any, Any, None]]
 
 
-def play(directory: Path, script: Script, **settings: Any) -> None:
+async def play(directory: Path, script: Script, **settings: Any) -> None:
     """Run `script` with a broker that owns TOPIC's bundle, and one peer."""
 
-    async def main() -> None:
-        async with connected_peer(directory, **settings) as (broker, peer):
-            await script(broker, peer)
-
-    asyncio.run(main())
+    async with connected_peer(directory, **settings) as (broker, peer):
+        await script(broker, peer)
 
 
 def error_of(command: api.BaseCommand) -> int:
@@ -61,7 +58,7 @@ async def ask(peer: Peer, producer_id: int = 1, **values: Any) -> api.BaseComman
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_a_name_in_use_is_refused_while_its_holder_lives(tmp_path: Path) -> None:
+async def test_a_name_in_use_is_refused_while_its_holder_lives(tmp_path: Path) -> None:
     """The holder is asked by PING; it answers, so the other gets ProducerBusy. A lost connection
     frees the name at once."""
 
@@ -77,10 +74,10 @@ def test_a_name_in_use_is_refused_while_its_holder_lives(tmp_path: Path) -> None
             await peer.close()
             await other.produce(9, producer_name="me")
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_name_held_by_a_dead_connection_is_free(tmp_path: Path) -> None:
+async def test_a_name_held_by_a_dead_connection_is_free(tmp_path: Path) -> None:
     """A peer that does not answer the PING is put out, with everything it had."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -90,10 +87,10 @@ def test_a_name_held_by_a_dead_connection_is_free(tmp_path: Path) -> None:
             assert await peer.closed_by_broker()
             await other.send(b"mine")
 
-    play(tmp_path, script, liveness_check_s=0.2)
+    await play(tmp_path, script, liveness_check_s=0.2)
 
 
-def test_the_next_self_of_a_producer_replaces_it(tmp_path: Path) -> None:
+async def test_the_next_self_of_a_producer_replaces_it(tmp_path: Path) -> None:
     """The same id and name with a higher epoch; with the same epoch it is the same producer, and
     is told so."""
 
@@ -112,23 +109,23 @@ def test_the_next_self_of_a_producer_replaces_it(tmp_path: Path) -> None:
             == WireCode.METADATA
         )
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_name_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+async def test_a_name_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     """A name is in every record of the log."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         assert error_of(await ask(peer, producer_name="x" * 65)) == WireCode.TOO_MANY_REQUESTS
         await peer.produce(producer_name="x" * 64)
 
-    play(tmp_path, script, producer_name_bytes_max=64)
+    await play(tmp_path, script, producer_name_bytes_max=64)
 
 
 # --- access modes ---------------------------------------------------------------------------------
 
 
-def test_exclusive_access_and_what_others_are_told(tmp_path: Path) -> None:
+async def test_exclusive_access_and_what_others_are_told(tmp_path: Path) -> None:
     """topic_epoch in the answer of exclusive modes only; ProducerFenced for another exclusive
     one, ProducerBusy for a shared one."""
 
@@ -145,11 +142,11 @@ def test_exclusive_access_and_what_others_are_told(tmp_path: Path) -> None:
             error_of(await ask(peer, 1, producer_access_mode=EXCLUSIVE)) == WireCode.PRODUCER_FENCED
         )
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 @pytest.mark.parametrize("mode", [api.Shared, EXCLUSIVE, WAIT])
-def test_exclusive_access_of_a_dead_connection_is_free(
+async def test_exclusive_access_of_a_dead_connection_is_free(
     tmp_path: Path, mode: api.ProducerAccessMode
 ) -> None:
     """Under another name, too; and so is that of a dead one that waited for it. One that lives
@@ -167,10 +164,10 @@ def test_exclusive_access_of_a_dead_connection_is_free(
             assert await waiting.closed_by_broker()
             await other.send(b"mine")
 
-    play(tmp_path, script, liveness_check_s=1.0)
+    await play(tmp_path, script, liveness_check_s=1.0)
 
 
-def test_dead_connections_keep_nobody_from_exclusive_access(
+async def test_dead_connections_keep_nobody_from_exclusive_access(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared producers of any name, and one that waits: ProducerFenced would be final. All are
@@ -193,10 +190,10 @@ def test_dead_connections_keep_nobody_from_exclusive_access(
                 assert await ghost.closed_by_broker()
             await other.send(b"mine")
 
-    play(tmp_path, script, liveness_check_s=0.2)
+    await play(tmp_path, script, liveness_check_s=0.2)
 
 
-def test_one_that_lives_among_the_dead_keeps_exclusive_access_away(tmp_path: Path) -> None:
+async def test_one_that_lives_among_the_dead_keeps_exclusive_access_away(tmp_path: Path) -> None:
     """Only the dead are put out."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -211,10 +208,10 @@ def test_one_that_lives_among_the_dead_keeps_exclusive_access_away(tmp_path: Pat
             assert await peer.closed_by_broker()
             await alive.send(b"mine")
 
-    play(tmp_path, script, liveness_check_s=5.0)
+    await play(tmp_path, script, liveness_check_s=5.0)
 
 
-def test_one_that_waits_is_told_twice_with_one_request_id(tmp_path: Path) -> None:
+async def test_one_that_waits_is_told_twice_with_one_request_id(tmp_path: Path) -> None:
     """Not ready, then ready with the epoch; requests behind it are not held up; a SEND before
     that ends the connection."""
 
@@ -238,10 +235,10 @@ def test_one_that_waits_is_told_twice_with_one_request_id(tmp_path: Path) -> Non
             other.write(requests.send(1, 0, entry(b"too early")))
             assert await other.closed_by_broker()
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_waiting_ends_with_close_and_with_the_connection(tmp_path: Path) -> None:
+async def test_waiting_ends_with_close_and_with_the_connection(tmp_path: Path) -> None:
     """The first gives up, the second loses its connection: the third is the next, and nothing of
     the others is left."""
 
@@ -264,10 +261,10 @@ def test_waiting_ends_with_close_and_with_the_connection(tmp_path: Path) -> None
             ready = (await third.answer(Type.PRODUCER_SUCCESS)).producer_success
             assert (ready.producer_ready, ready.topic_epoch) == (True, 1)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_fencing_puts_everybody_out_and_is_never_undone(tmp_path: Path) -> None:
+async def test_fencing_puts_everybody_out_and_is_never_undone(tmp_path: Path) -> None:
     """The holder gets its receipts and CLOSE_PRODUCER, who waits an error; coming back with the
     old epoch is ProducerFenced."""
 
@@ -295,35 +292,32 @@ def test_fencing_puts_everybody_out_and_is_never_undone(tmp_path: Path) -> None:
                 assert error_of(refused) == WireCode.PRODUCER_FENCED
             await other.send(b"mine")
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_the_epoch_of_a_topic_outlives_its_broker(tmp_path: Path) -> None:
+async def test_the_epoch_of_a_topic_outlives_its_broker(tmp_path: Path) -> None:
     """It is a durable property: the next incarnation fences whoever had an older one, and goes
     on counting."""
 
-    async def main() -> None:
-        store = MemoryStore(CLOCK)
-        for expected in range(2):
-            async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
-                await peer.lookup()
-                if expected:
-                    assert (
-                        error_of(await ask(peer, producer_access_mode=EXCLUSIVE, topic_epoch=0))
-                        == WireCode.PRODUCER_FENCED
-                    )
-                for count in range(2):
-                    assert (
-                        await peer.produce(1, producer_access_mode=EXCLUSIVE)
-                    ).topic_epoch == 2 * expected + count
-                    peer.write(requests.close_producer(1, 50))
-                    await peer.answer(Type.SUCCESS)
-        await store.close()
-
-    asyncio.run(main())
+    store = MemoryStore(CLOCK)
+    for expected in range(2):
+        async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            if expected:
+                assert (
+                    error_of(await ask(peer, producer_access_mode=EXCLUSIVE, topic_epoch=0))
+                    == WireCode.PRODUCER_FENCED
+                )
+            for count in range(2):
+                assert (
+                    await peer.produce(1, producer_access_mode=EXCLUSIVE)
+                ).topic_epoch == 2 * expected + count
+                peer.write(requests.close_producer(1, 50))
+                await peer.answer(Type.SUCCESS)
+    await store.close()
 
 
-def test_those_that_wait_on_a_topic_that_leaves_are_told_to_come_back(tmp_path: Path) -> None:
+async def test_those_that_wait_on_a_topic_that_leaves_are_told_to_come_back(tmp_path: Path) -> None:
     """ServiceNotReady with words that no client takes for the end; those that are in get
     CLOSE_PRODUCER."""
 
@@ -342,13 +336,13 @@ def test_those_that_wait_on_a_topic_that_leaves_are_told_to_come_back(tmp_path: 
         assert "is being unloaded" in refused.error.message
         assert await peer.is_quiet()
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 # --- the order of answers -------------------------------------------------------------------------
 
 
-def test_an_error_does_not_overtake_receipts(tmp_path: Path) -> None:
+async def test_an_error_does_not_overtake_receipts(tmp_path: Path) -> None:
     """SENDs good and damaged in turn: the answers come in the order of the SENDs, those in the
     middle of a flush too."""
 
@@ -370,31 +364,31 @@ def test_an_error_does_not_overtake_receipts(tmp_path: Path) -> None:
         ]
         assert sequences == list(range(200))
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_closing_twice_and_closing_what_is_not_there_succeeds(tmp_path: Path) -> None:
+async def test_closing_twice_and_closing_what_is_not_there_succeeds(tmp_path: Path) -> None:
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         for producer_id in (1, 1, 77):
             peer.write(requests.close_producer(producer_id, producer_id))
             assert (await peer.answer(Type.SUCCESS)).success.request_id == producer_id
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 # --- what a topic refuses -------------------------------------------------------------------------
 
 
-def test_a_terminated_topic_takes_no_producers(tmp_path: Path) -> None:
+async def test_a_terminated_topic_takes_no_producers(tmp_path: Path) -> None:
     async def script(broker: Broker, peer: Peer) -> None:
         await (await host_of(broker)).update_properties({"terminated": "1:2"})
         assert error_of(await ask(peer)) == WireCode.TOPIC_TERMINATED
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_an_initial_subscription_is_there_before_the_first_message(tmp_path: Path) -> None:
+async def test_an_initial_subscription_is_there_before_the_first_message(tmp_path: Path) -> None:
     """It begins at the first message, though nobody subscribed."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
@@ -404,4 +398,4 @@ def test_an_initial_subscription_is_there_before_the_first_message(tmp_path: Pat
         peer.write(requests.flow(1, 1))
         assert (await peer.message())[0].message_id.entryId == 0
 
-    play(tmp_path, script)
+    await play(tmp_path, script)

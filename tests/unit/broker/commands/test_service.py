@@ -23,14 +23,11 @@ LIMIT = 64 << 10
 Script = Callable[[Broker, Peer], Coroutine[Any, Any, None]]
 
 
-def play(directory: Path, script: Script, **settings: Any) -> None:
+async def play(directory: Path, script: Script, **settings: Any) -> None:
     """Run `script` with a broker that owns TOPIC's bundle, and one peer."""
 
-    async def main() -> None:
-        async with connected_peer(directory, **settings) as (broker, peer):
-            await script(broker, peer)
-
-    asyncio.run(main())
+    async with connected_peer(directory, **settings) as (broker, peer):
+        await script(broker, peer)
 
 
 def batch(count: int) -> bytes:
@@ -47,7 +44,7 @@ def error_of(command: api.BaseCommand) -> int:
 # --- publishing -----------------------------------------------------------------------------------
 
 
-def test_receipts_come_in_order_with_rising_ids(tmp_path: Path) -> None:
+async def test_receipts_come_in_order_with_rising_ids(tmp_path: Path) -> None:
     """Pipelined SENDs of two producers on one connection: each producer's receipts in the order
     of its SENDs, ids without gaps."""
 
@@ -65,10 +62,10 @@ def test_receipts_come_in_order_with_rising_ids(tmp_path: Path) -> None:
             ]
             assert [r.message_id.entryId for r in own] == sorted(r.message_id.entryId for r in own)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_stream_of_sends_may_be_split_at_every_byte(tmp_path: Path) -> None:
+async def test_a_stream_of_sends_may_be_split_at_every_byte(tmp_path: Path) -> None:
     """Single bytes on the wire: the same receipts, and the entries come back unchanged."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
@@ -88,10 +85,10 @@ def test_a_stream_of_sends_may_be_split_at_every_byte(tmp_path: Path) -> None:
             entry(b"payload", sequence) for sequence in range(3)
         ]
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_damaged_message_is_refused_alone(tmp_path: Path) -> None:
+async def test_a_damaged_message_is_refused_alone(tmp_path: Path) -> None:
     """SEND_ERROR 9 for the one whose checksum is wrong; those around it are stored, the
     connection stays."""
 
@@ -115,10 +112,10 @@ def test_a_damaged_message_is_refused_alone(tmp_path: Path) -> None:
             (2, 1),
         ]
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_message_beyond_the_limit_is_refused_alone(tmp_path: Path) -> None:
+async def test_a_message_beyond_the_limit_is_refused_alone(tmp_path: Path) -> None:
     """A payload of the announced size is taken, whatever its metadata adds; too large by a
     frame's allowance is SEND_ERROR NotAllowed."""
 
@@ -131,10 +128,10 @@ def test_a_message_beyond_the_limit_is_refused_alone(tmp_path: Path) -> None:
         assert str(LIMIT) in refused.message
         await peer.send(b"small", 3)
 
-    play(tmp_path, script, max_message_bytes=LIMIT)
+    await play(tmp_path, script, max_message_bytes=LIMIT)
 
 
-def test_a_transactional_send_is_no_ordinary_message(tmp_path: Path) -> None:
+async def test_a_transactional_send_is_no_ordinary_message(tmp_path: Path) -> None:
     """Its receipt is a position of the topic's sidecar; the topic's own entries go on as if it
     had not come."""
 
@@ -148,10 +145,10 @@ def test_a_transactional_send_is_no_ordinary_message(tmp_path: Path) -> None:
         position = await peer.send(b"ordinary", 6)
         assert (position[1], is_sidecar(position)) == (0, False)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_producer_is_closed_after_its_last_receipt(tmp_path: Path) -> None:
+async def test_a_producer_is_closed_after_its_last_receipt(tmp_path: Path) -> None:
     """SUCCESS of CLOSE_PRODUCER comes last; a SEND that was on its way then is dropped without a
     word."""
 
@@ -166,10 +163,10 @@ def test_a_producer_is_closed_after_its_last_receipt(tmp_path: Path) -> None:
         peer.write(requests.send(1, 20, entry(b"x")))
         assert await peer.is_quiet()
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_producer_closed_while_it_is_created_does_not_come_to_life(tmp_path: Path) -> None:
+async def test_a_producer_closed_while_it_is_created_does_not_come_to_life(tmp_path: Path) -> None:
     """The close wins: its name is free for another connection at once."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -182,13 +179,13 @@ def test_a_producer_closed_while_it_is_created_does_not_come_to_life(tmp_path: P
         async with open_peer(broker) as other:
             await other.produce(producer_name="me")
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 # --- consuming ------------------------------------------------------------------------------------
 
 
-def test_success_comes_before_the_first_message(tmp_path: Path) -> None:
+async def test_success_comes_before_the_first_message(tmp_path: Path) -> None:
     """FLOW right behind SUBSCRIBE is of a consumer that is not there yet; after SUCCESS messages
     follow permits."""
 
@@ -204,10 +201,10 @@ def test_success_comes_before_the_first_message(tmp_path: Path) -> None:
         assert [bytes(parse_entry(body).payload) for _, body in received] == [b"0", b"1"]
         assert await peer.is_quiet()
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_permits_count_messages_and_a_batch_is_never_split(tmp_path: Path) -> None:
+async def test_permits_count_messages_and_a_batch_is_never_split(tmp_path: Path) -> None:
     """Two permits get a whole batch of three; the debt is paid by the next FLOW before anything
     else comes."""
 
@@ -226,10 +223,10 @@ def test_permits_count_messages_and_a_batch_is_never_split(tmp_path: Path) -> No
         await peer.message()
         assert await peer.is_quiet()
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_consumer_closed_while_it_subscribes_does_not_come_to_life(tmp_path: Path) -> None:
+async def test_a_consumer_closed_while_it_subscribes_does_not_come_to_life(tmp_path: Path) -> None:
     """A client that gives up sends CLOSE_CONSUMER; an Exclusive subscription must not stay taken
     by a consumer nobody knows."""
 
@@ -245,10 +242,10 @@ def test_a_consumer_closed_while_it_subscribes_does_not_come_to_life(tmp_path: P
         async with open_peer(broker) as other:
             assert (await other.subscribe()).type == Type.SUCCESS
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_second_subscribe_of_the_same_consumer_waits_for_no_refusal_that_is_final(
+async def test_a_second_subscribe_of_the_same_consumer_waits_for_no_refusal_that_is_final(
     tmp_path: Path,
 ) -> None:
     """While the first is under way the second is ServiceNotReady (the client tries again),
@@ -273,10 +270,10 @@ def test_a_second_subscribe_of_the_same_consumer_waits_for_no_refusal_that_is_fi
         peer.write(command_frame("subscribe", request_id=3, **options))
         assert (await peer.answer(Type.SUCCESS)).success.request_id == 3
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> None:
+async def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> None:
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.subscribe()
         async with open_peer(broker) as other:
@@ -286,7 +283,7 @@ def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> Non
             while (await other.subscribe()).type == Type.ERROR:
                 await asyncio.sleep(0.001)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +300,7 @@ def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> Non
         ({"subType": 1, "read_compacted": True}, WireCode.NOT_ALLOWED),
     ],
 )
-def test_what_cannot_be_subscribed_is_refused_with_a_code_that_fits(
+async def test_what_cannot_be_subscribed_is_refused_with_a_code_that_fits(
     tmp_path: Path, options: dict[str, Any], code: int
 ) -> None:
     """A wrong code shows up as 30 seconds of silence in the C++ client. The connection stays
@@ -315,10 +312,10 @@ def test_what_cannot_be_subscribed_is_refused_with_a_code_that_fits(
         assert error_of(await peer.subscribe(**options)) == code
         assert (await peer.subscribe()).type == Type.SUCCESS
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_an_acknowledgement_is_answered_only_if_asked(tmp_path: Path) -> None:
+async def test_an_acknowledgement_is_answered_only_if_asked(tmp_path: Path) -> None:
     """ACK_RESPONSE exactly where a request id was given; with ConsumerNotFound for a consumer
     that is not attached."""
 
@@ -342,10 +339,10 @@ def test_an_acknowledgement_is_answered_only_if_asked(tmp_path: Path) -> None:
         answer = (await peer.answer(Type.ACK_RESPONSE)).ack_response
         assert (answer.request_id, answer.consumer_id, answer.HasField("error")) == (5, 1, False)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_last_message_id_tells_empty_plain_and_batched_apart(tmp_path: Path) -> None:
+async def test_last_message_id_tells_empty_plain_and_batched_apart(tmp_path: Path) -> None:
     """(-1, -1) for an empty topic; batch index -1 for a plain message and the last index for a
     batch."""
 
@@ -365,11 +362,11 @@ def test_last_message_id_tells_empty_plain_and_batched_apart(tmp_path: Path) -> 
         await peer.answer(Type.SEND_RECEIPT)
         assert await last() == (1, 3)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 @pytest.mark.slow
-def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> None:
+async def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> None:
     """A LOOKUP that is buffered (nobody may take the bundle) is overtaken by the requests behind
     it, and refused in the end."""
 
@@ -389,10 +386,12 @@ def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> None:
             "C++ closes the connection on code 6 with other words"
         )
 
-    play(tmp_path, script, park_timeout_s=0.2)
+    await play(tmp_path, script, park_timeout_s=0.2)
 
 
-def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(tmp_path: Path) -> None:
+async def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(
+    tmp_path: Path,
+) -> None:
     """Publishers and whoever says something concurrently are read no further, and answered
     afterwards."""
 
@@ -429,4 +428,4 @@ def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(tmp_pat
             )
             await other.answer(Type.PONG)
 
-    play(tmp_path, script, log_pending_bytes_max=LIMIT, max_message_bytes=2 * LIMIT)
+    await play(tmp_path, script, log_pending_bytes_max=LIMIT, max_message_bytes=2 * LIMIT)

@@ -18,14 +18,11 @@ Script = Callable[[Broker, Peer], Coroutine[Any, Any, None]]
 CONDITION_S = 120.0
 
 
-def play(directory: Path, script: Script, **settings: Any) -> None:
+async def play(directory: Path, script: Script, **settings: Any) -> None:
     """Run `script` with a broker that owns TOPIC's bundle, and one peer."""
 
-    async def main() -> None:
-        async with connected_peer(directory, **settings) as (broker, peer):
-            await script(broker, peer)
-
-    asyncio.run(main())
+    async with connected_peer(directory, **settings) as (broker, peer):
+        await script(broker, peer)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -40,7 +37,7 @@ def damaged(frame: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("cut", [1, 37, 4096])
-def test_sends_of_one_read_are_answered_and_delivered_one_by_one_and_in_order(
+async def test_sends_of_one_read_are_answered_and_delivered_one_by_one_and_in_order(
     tmp_path: Path, cut: int
 ) -> None:
     """Two producers, gaps, a damaged entry and every size of read: each SEND gets its answer,
@@ -91,10 +88,10 @@ def test_sends_of_one_read_are_answered_and_delivered_one_by_one_and_in_order(
             b"%d" % sequence for _, sequence in intact
         ]
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_an_ack_of_a_span_moves_the_cursor_over_what_exists_of_it(tmp_path: Path) -> None:
+async def test_an_ack_of_a_span_moves_the_cursor_over_what_exists_of_it(tmp_path: Path) -> None:
     """Acknowledged in one group, partly beyond the end: nothing of it comes again, and what
     follows does."""
 
@@ -117,10 +114,12 @@ def test_an_ack_of_a_span_moves_the_cursor_over_what_exists_of_it(tmp_path: Path
         assert (await peer.message())[0].message_id.entryId == 30
         assert broker.metrics.messages_out == 1
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_consumer_that_does_not_read_is_not_sent_everything_it_may_have(tmp_path: Path) -> None:
+async def test_a_consumer_that_does_not_read_is_not_sent_everything_it_may_have(
+    tmp_path: Path,
+) -> None:
     """Permits for 40 MB, a reader that has stopped: what waits for it is bounded by bytes; all
     of it comes when it reads again."""
     count, size = 400, 100_000
@@ -138,10 +137,10 @@ def test_a_consumer_that_does_not_read_is_not_sent_everything_it_may_have(tmp_pa
                 range(count)
             )
 
-    play(tmp_path, script, write_buffer_bytes_max=1 << 20)
+    await play(tmp_path, script, write_buffer_bytes_max=1 << 20)
 
 
-def test_a_backlog_of_single_messages_is_read_from_storage_in_order(tmp_path: Path) -> None:
+async def test_a_backlog_of_single_messages_is_read_from_storage_in_order(tmp_path: Path) -> None:
     """One entry per flush, between those of another topic, and none of it in memory any more."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -160,4 +159,4 @@ def test_a_backlog_of_single_messages_is_read_from_storage_in_order(tmp_path: Pa
         ]
         assert broker.metrics.tail_misses > 0
 
-    play(tmp_path, script, tail_cache_bytes_max=64 << 10)
+    await play(tmp_path, script, tail_cache_bytes_max=64 << 10)

@@ -6,7 +6,6 @@ past the wire.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -181,28 +180,25 @@ async def check_all_works(broker: Broker, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("unreadable", UNREADABLE, ids=range(4))
-def test_unreadable_entries_are_delivered_as_they_are(tmp_path: Path, unreadable: bytes) -> None:
+async def test_unreadable_entries_are_delivered_as_they_are(
+    tmp_path: Path, unreadable: bytes
+) -> None:
     """From memory, and from storage in a later incarnation: subscriptions, SEEK by time, expiry
     and trimming go on."""
 
-    async def main() -> None:
-        store_of_cluster = MemoryStore(CLOCK)
-        async with connected_peer(tmp_path, store=store_of_cluster) as (broker, peer):
-            await store(broker, peer, [1000, unreadable, 3000, unreadable, unreadable, 6000])
-            await peer.subscribe(9, subscription="last")
-            last = (
-                await peer.ask("get_last_message_id", consumer_id=9)
-            ).get_last_message_id_response
-            assert last.last_message_id.entryId == 5
-        async with (
-            running_broker(tmp_path, store=store_of_cluster) as broker,
-            open_peer(broker) as peer,
-        ):
-            await peer.lookup()
-            await check_all_works(broker, peer)
-        await store_of_cluster.close()
-
-    asyncio.run(main())
+    store_of_cluster = MemoryStore(CLOCK)
+    async with connected_peer(tmp_path, store=store_of_cluster) as (broker, peer):
+        await store(broker, peer, [1000, unreadable, 3000, unreadable, unreadable, 6000])
+        await peer.subscribe(9, subscription="last")
+        last = (await peer.ask("get_last_message_id", consumer_id=9)).get_last_message_id_response
+        assert last.last_message_id.entryId == 5
+    async with (
+        running_broker(tmp_path, store=store_of_cluster) as broker,
+        open_peer(broker) as peer,
+    ):
+        await peer.lookup()
+        await check_all_works(broker, peer)
+    await store_of_cluster.close()
 
 
 @pytest.mark.parametrize("unreadable", UNREADABLE, ids=range(4))

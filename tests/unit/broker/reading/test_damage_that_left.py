@@ -3,7 +3,6 @@ here has them listed."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -41,46 +40,42 @@ def bundles_named(found: World) -> list[str]:
     ]
 
 
-def test_damage_of_a_bundle_that_has_left_is_named_no_more(tmp_path: Path) -> None:
+async def test_damage_of_a_bundle_that_has_left_is_named_no_more(tmp_path: Path) -> None:
     """It was divided: those that it was divided into are served here, and name what they have in
     the file themselves."""
 
-    async def scenario() -> None:
-        async with damaged(tmp_path) as (found, bundle):
-            await found.broker.ownership.split(
-                bundle.name, ((bundle.name.low + bundle.name.high) // 2,)
-            )
-            await found.broker.maintenance.round()
-            child = await found.broker.ownership.bundle_of(bundle.topics[TOPIC].name)
-            assert child != bundle.name
-            assert bundles_named(found) == [str(child)]
-
-    asyncio.run(scenario())
+    async with damaged(tmp_path) as (found, bundle):
+        await found.broker.ownership.split(
+            bundle.name, ((bundle.name.low + bundle.name.high) // 2,)
+        )
+        await found.broker.maintenance.round()
+        child = await found.broker.ownership.bundle_of(bundle.topics[TOPIC].name)
+        assert child != bundle.name
+        assert bundles_named(found) == [str(child)]
 
 
-def test_nothing_is_remembered_of_files_that_no_bundle_served_here_lists(tmp_path: Path) -> None:
+async def test_nothing_is_remembered_of_files_that_no_bundle_served_here_lists(
+    tmp_path: Path,
+) -> None:
     """One bundle was divided, and another has its file listed no more."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, rewrite_age_s=3600.0) as found:
-            for topic in (TOPIC, OTHER):
-                await found.publish(topic, 3)
-            await found.roll()
-            maintenance, ownership = found.broker.maintenance, found.broker.ownership
-            divided, other = (await found.host(TOPIC)).bundle, (await found.host(OTHER)).bundle
-            await maintenance.round()
-            assert remembered(found) == {(str(divided.name), TOPIC), (str(other.name), OTHER)}
-            await ownership.split(divided.name, ((divided.name.low + divided.name.high) // 2,))
-            await maintenance.round()
-            child = await ownership.bundle_of(divided.topics[TOPIC].name)
-            assert remembered(found) == {(str(child), TOPIC), (str(other.name), OTHER)}
-            await other.topics[OTHER].trim(other.topics[OTHER].core.ledgers.end)
-            await maintenance.round()
-            assert (await found.manifest(OTHER)).level0 == ()
-            await maintenance.round()
-            assert remembered(found) == {(str(child), TOPIC)}
-
-    asyncio.run(scenario())
+    async with world(tmp_path, rewrite_age_s=3600.0) as found:
+        for topic in (TOPIC, OTHER):
+            await found.publish(topic, 3)
+        await found.roll()
+        maintenance, ownership = found.broker.maintenance, found.broker.ownership
+        divided, other = (await found.host(TOPIC)).bundle, (await found.host(OTHER)).bundle
+        await maintenance.round()
+        assert remembered(found) == {(str(divided.name), TOPIC), (str(other.name), OTHER)}
+        await ownership.split(divided.name, ((divided.name.low + divided.name.high) // 2,))
+        await maintenance.round()
+        child = await ownership.bundle_of(divided.topics[TOPIC].name)
+        assert remembered(found) == {(str(child), TOPIC), (str(other.name), OTHER)}
+        await other.topics[OTHER].trim(other.topics[OTHER].core.ledgers.end)
+        await maintenance.round()
+        assert (await found.manifest(OTHER)).level0 == ()
+        await maintenance.round()
+        assert remembered(found) == {(str(child), TOPIC)}
 
 
 def remembered(found: World) -> set[tuple[str, str]]:
@@ -94,21 +89,18 @@ def remembered(found: World) -> set[tuple[str, str]]:
     }
 
 
-def test_damage_of_a_file_that_is_listed_no_more_is_named_no_more(tmp_path: Path) -> None:
+async def test_damage_of_a_file_that_is_listed_no_more_is_named_no_more(tmp_path: Path) -> None:
     """Nothing that the bundle has is in it."""
 
-    async def scenario() -> None:
-        async with damaged(tmp_path) as (found, bundle):
-            context = found.broker.context
-            result = await commit_manifest(
-                context.store,
-                context.volume,
-                CLOCK,
-                bundle.name,
-                lambda manifest: replace(manifest, level0=()),
-            )
-            bundle.catalog.take(result.manifest)
-            await found.broker.maintenance.manifest_compactor.tidy(bundle)
-            assert bundles_named(found) == []
-
-    asyncio.run(scenario())
+    async with damaged(tmp_path) as (found, bundle):
+        context = found.broker.context
+        result = await commit_manifest(
+            context.store,
+            context.volume,
+            CLOCK,
+            bundle.name,
+            lambda manifest: replace(manifest, level0=()),
+        )
+        bundle.catalog.take(result.manifest)
+        await found.broker.maintenance.manifest_compactor.tidy(bundle)
+        assert bundles_named(found) == []

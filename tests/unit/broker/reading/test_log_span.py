@@ -79,10 +79,10 @@ def test_runs_lie_in_any_order(
     assert found == [data[run.offset : run.offset + run.bytes] for run in runs]
 
 
-def test_a_thousand_small_runs_take_one_read() -> None:
+async def test_a_thousand_small_runs_take_one_read() -> None:
     runs = runs_of([150] * 1000, [100] * 1000)
     volume = CountedVolume(bytes(250_000))
-    asyncio.run(read_all(volume, runs, 1 << 20))
+    await read_all(volume, runs, 1 << 20)
     assert volume.reads == 1
 
 

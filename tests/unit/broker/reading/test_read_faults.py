@@ -168,60 +168,57 @@ def numbers(count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
-def test_deliveries_wait_for_the_file(tmp_path: Path, place: str, kind: str) -> None:
+async def test_deliveries_wait_for_the_file(tmp_path: Path, place: str, kind: str) -> None:
     """A reader gets every entry once and in order, however often reads fail; whoever publishes
     concurrently is served."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            bad_disk(tmp_path) as volume,
-            broker_on(volume, store) as broker,
-            open_peer(broker) as peer,
-        ):
-            await peer.lookup()
-            await peer.produce()
-            sent = await publish(peer, 0, COUNT)
-            if place != "open file":
-                await broker.service.roll(TopicName.parse(TOPIC))
-            if place == "segment":
-                await broker.maintenance.round()
-                await broker.maintenance.round()
-                assert (await manifest_of(broker)).level0 == ()
-            host, damage = host_of(broker), broker.context.damage
-            forget(host)
-            strike(volume, kind)
-            await peer.subscribe()
-            peer.write(requests.flow(1, 1000))
-            if kind in LASTING:
-                await until("two reads have failed", lambda: damage.met >= 2)
-                [found] = damage.listed()
-                assert (found["what"], found["topic"], found["bundle"]) == (
-                    "read",
-                    TOPIC,
-                    str(host.bundle.name),
-                )
-                assert ("missing" if kind == "missing" else "Input/output error") in found[
-                    "error"
-                ], found
-                assert b"\nmagnetar_storage_damage 1.0\n" in broker.metrics.exposition()
-                sent += await publish(peer, COUNT, 1)  # nothing has come before its receipt
-                heal(volume)
-            assert await receive(peer, len(sent)) == sent
-            await until("the damage is over", lambda: not damage.listed())
-            assert damage.met > 0
-            assert b"\nmagnetar_storage_damage 0.0\n" in broker.metrics.exposition()
-            assert await peer.is_quiet()
-        await store.close()
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with (
+        bad_disk(tmp_path) as volume,
+        broker_on(volume, store) as broker,
+        open_peer(broker) as peer,
+    ):
+        await peer.lookup()
+        await peer.produce()
+        sent = await publish(peer, 0, COUNT)
+        if place != "open file":
+            await broker.service.roll(TopicName.parse(TOPIC))
+        if place == "segment":
+            await broker.maintenance.round()
+            await broker.maintenance.round()
+            assert (await manifest_of(broker)).level0 == ()
+        host, damage = host_of(broker), broker.context.damage
+        forget(host)
+        strike(volume, kind)
+        await peer.subscribe()
+        peer.write(requests.flow(1, 1000))
+        if kind in LASTING:
+            await until("two reads have failed", lambda: damage.met >= 2)
+            [found] = damage.listed()
+            assert (found["what"], found["topic"], found["bundle"]) == (
+                "read",
+                TOPIC,
+                str(host.bundle.name),
+            )
+            assert ("missing" if kind == "missing" else "Input/output error") in found["error"], (
+                found
+            )
+            assert b"\nmagnetar_storage_damage 1.0\n" in broker.metrics.exposition()
+            sent += await publish(peer, COUNT, 1)  # nothing has come before its receipt
+            heal(volume)
+        assert await receive(peer, len(sent)) == sent
+        await until("the damage is over", lambda: not damage.listed())
+        assert damage.met > 0
+        assert b"\nmagnetar_storage_damage 0.0\n" in broker.metrics.exposition()
+        assert await peer.is_quiet()
+    await store.close()
 
 
 # --- rewriting ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rewriting_waits_for_the_file(
+async def test_rewriting_waits_for_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A round that cannot read commits nothing and leaves nothing behind; it is told, and a later
@@ -232,51 +229,48 @@ def test_rewriting_waits_for_the_file(
     """
     monkeypatch.setattr(tidying, "DAMAGED_RETRY_S", 0.0)
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            bad_disk(tmp_path) as volume,
-            broker_on(volume, store) as broker,
-            open_peer(broker) as peer,
-        ):
-            await peer.lookup()
-            await peer.produce()
-            await publish(peer, 0, COUNT)
-            await broker.service.roll(TopicName.parse(TOPIC))
-            before, host = await manifest_of(broker), host_of(broker)
-            assert len(before.level0) == 1
-            strike(volume, kind)
-            with capture_logs() as told:
-                await broker.maintenance.round()
-            said = [found for found in told if found.get("about") == (str(host.bundle.name),)]
-            if kind == "missing":
-                [found] = broker.context.damage.listed()
-                assert (said, found["what"], found["bundle"]) == (
-                    [],
-                    "rewriting",
-                    str(host.bundle.name),
-                )
-                assert ".log is missing" in found["error"]
-            else:
-                assert [(found["event"], found["what"]) for found in said] == [
-                    ("maintenance.delayed", "tidying")
-                ]
-                assert "Input/output error" in said[0]["error"], said
-            assert await manifest_of(broker) == before
-            assert (await store.range(keys.INTENTS)).items == ()
-            assert await volume.inner.list("segments") == []
-            heal(volume)
+    store = MemoryStore(CLOCK)
+    async with (
+        bad_disk(tmp_path) as volume,
+        broker_on(volume, store) as broker,
+        open_peer(broker) as peer,
+    ):
+        await peer.lookup()
+        await peer.produce()
+        await publish(peer, 0, COUNT)
+        await broker.service.roll(TopicName.parse(TOPIC))
+        before, host = await manifest_of(broker), host_of(broker)
+        assert len(before.level0) == 1
+        strike(volume, kind)
+        with capture_logs() as told:
             await broker.maintenance.round()
-            manifest = await manifest_of(broker)
-            assert manifest.level0 == ()
-            assert sum(segment.entries for segment in manifest.topic(TOPIC).level1) == COUNT
-            forget(host)
-            host.index.drop_before(host.core.ledgers.end)
-            assert await stored(host) == numbers(COUNT)
-            assert broker.context.damage.listed() == []
-        await store.close()
-
-    asyncio.run(scenario())
+        said = [found for found in told if found.get("about") == (str(host.bundle.name),)]
+        if kind == "missing":
+            [found] = broker.context.damage.listed()
+            assert (said, found["what"], found["bundle"]) == (
+                [],
+                "rewriting",
+                str(host.bundle.name),
+            )
+            assert ".log is missing" in found["error"]
+        else:
+            assert [(found["event"], found["what"]) for found in said] == [
+                ("maintenance.delayed", "tidying")
+            ]
+            assert "Input/output error" in said[0]["error"], said
+        assert await manifest_of(broker) == before
+        assert (await store.range(keys.INTENTS)).items == ()
+        assert await volume.inner.list("segments") == []
+        heal(volume)
+        await broker.maintenance.round()
+        manifest = await manifest_of(broker)
+        assert manifest.level0 == ()
+        assert sum(segment.entries for segment in manifest.topic(TOPIC).level1) == COUNT
+        forget(host)
+        host.index.drop_before(host.core.ledgers.end)
+        assert await stored(host) == numbers(COUNT)
+        assert broker.context.damage.listed() == []
+    await store.close()
 
 
 # --- recovery -------------------------------------------------------------------------------------
@@ -286,7 +280,7 @@ def test_rewriting_waits_for_the_file(
     ("which", "kind"),
     [("first", "missing"), *itertools.product(("first", "last", "all"), ("error", "three reads"))],
 )
-def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> None:
+async def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> None:
     """A new owner that cannot read what a dead broker left serves nothing of the bundle, says why,
     tries again, and then has every entry.
 
@@ -294,104 +288,90 @@ def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> N
     note it: what else tells how far a log reaches?
     """
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with bad_disk(tmp_path) as volume:
-            async with broker_on(volume, store) as dead, open_peer(dead) as peer:
-                await peer.lookup()
-                await peer.produce()
-                sent = await publish(peer, 0, COUNT)
-                await dead.context.log.roll("test")
-                sent += await publish(peer, COUNT, COUNT)
-                # it dies without handing anything over
-                await volume.remove(claim(dead.incarnation))
-            files = sorted(
-                name
-                for name in await volume.list(logs_of(dead.incarnation))
-                if name.endswith(".log")
-            )
-            assert len(files) == 2
-            for made in (sealed(dead.incarnation, 1), index(dead.incarnation, 1)):
-                # that came of closing it; who is killed leaves none
-                assert await volume.remove(made)
-            hurt = {"first": files[:1], "last": files[1:], "all": files}[which]
-            strike(volume, kind, lambda name: name in hurt)
-            async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
-                damage = taker.context.damage
-                if kind in LASTING:
-                    peer.write(command_frame("lookup", request_id=1, topic=TOPIC))
-                    await until("two attempts have failed", lambda: damage.met >= 2)
-                    [found] = damage.listed()
-                    bundle = await taker.ownership.bundle_of(TopicName.parse(TOPIC))
-                    assert (found["what"], found["bundle"]) == ("recovery", str(bundle))
-                    assert "missing" in found["error"] or "Input/output error" in found["error"], (
-                        found
-                    )
-                    assert b"\nmagnetar_storage_damage 1.0\n" in taker.metrics.exposition()
-                    assert str(bundle) not in taker.ownership.owned
-                    heal(volume)
-                    await peer.answer(Type.LOOKUP_RESPONSE)
-                await until(
-                    "the bundle is served",
-                    lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()),
-                )
+    store = MemoryStore(CLOCK)
+    async with bad_disk(tmp_path) as volume:
+        async with broker_on(volume, store) as dead, open_peer(dead) as peer:
+            await peer.lookup()
+            await peer.produce()
+            sent = await publish(peer, 0, COUNT)
+            await dead.context.log.roll("test")
+            sent += await publish(peer, COUNT, COUNT)
+            # it dies without handing anything over
+            await volume.remove(claim(dead.incarnation))
+        files = sorted(
+            name for name in await volume.list(logs_of(dead.incarnation)) if name.endswith(".log")
+        )
+        assert len(files) == 2
+        for made in (sealed(dead.incarnation, 1), index(dead.incarnation, 1)):
+            # that came of closing it; who is killed leaves none
+            assert await volume.remove(made)
+        hurt = {"first": files[:1], "last": files[1:], "all": files}[which]
+        strike(volume, kind, lambda name: name in hurt)
+        async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
+            damage = taker.context.damage
+            if kind in LASTING:
+                peer.write(command_frame("lookup", request_id=1, topic=TOPIC))
+                await until("two attempts have failed", lambda: damage.met >= 2)
+                [found] = damage.listed()
+                bundle = await taker.ownership.bundle_of(TopicName.parse(TOPIC))
+                assert (found["what"], found["bundle"]) == ("recovery", str(bundle))
+                assert "missing" in found["error"] or "Input/output error" in found["error"], found
+                assert b"\nmagnetar_storage_damage 1.0\n" in taker.metrics.exposition()
+                assert str(bundle) not in taker.ownership.owned
                 heal(volume)
-                assert damage.listed() == []
-                host = host_of(taker)
-                assert await stored(host) == numbers(2 * COUNT)
-                assert [
-                    tuple(host.core.ledgers.position(ordinal)) for ordinal in range(2 * COUNT)
-                ] == sent
-        await store.close()
-
-    asyncio.run(scenario())
+                await peer.answer(Type.LOOKUP_RESPONSE)
+            await until(
+                "the bundle is served",
+                lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()),
+            )
+            heal(volume)
+            assert damage.listed() == []
+            host = host_of(taker)
+            assert await stored(host) == numbers(2 * COUNT)
+            assert [
+                tuple(host.core.ledgers.position(ordinal)) for ordinal in range(2 * COUNT)
+            ] == sent
+    await store.close()
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None:
+async def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None:
     """Its owner has noted a file, and died; that one and what was begun behind it are away, or
     the latter alone: too short a log is not whole."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with bad_disk(tmp_path) as volume:
-            async with broker_on(volume, store) as dead, open_peer(dead) as peer:
-                await peer.lookup()
-                await peer.produce()
-                await publish(peer, 0, COUNT)
-                await dead.service.roll(TopicName.parse(TOPIC))
-                await publish(peer, COUNT, COUNT)
-                await dead.service.roll(TopicName.parse(TOPIC))
-                noted = [
-                    item.key for item in (await store.range(keys.logs_of(dead.incarnation))).items
-                ]
-                assert len(noted) == 2
-                await publish(peer, 2 * COUNT, 1)
-                await volume.remove(claim(dead.incarnation))
-            # which whoever dies does not write any more
-            await store.delete(keys.log_file(dead.incarnation, 2))
-            files = sorted(
-                name
-                for name in await volume.list(logs_of(dead.incarnation))
-                if name.endswith(".log")
+    store = MemoryStore(CLOCK)
+    async with bad_disk(tmp_path) as volume:
+        async with broker_on(volume, store) as dead, open_peer(dead) as peer:
+            await peer.lookup()
+            await peer.produce()
+            await publish(peer, 0, COUNT)
+            await dead.service.roll(TopicName.parse(TOPIC))
+            await publish(peer, COUNT, COUNT)
+            await dead.service.roll(TopicName.parse(TOPIC))
+            noted = [item.key for item in (await store.range(keys.logs_of(dead.incarnation))).items]
+            assert len(noted) == 2
+            await publish(peer, 2 * COUNT, 1)
+            await volume.remove(claim(dead.incarnation))
+        # which whoever dies does not write any more
+        await store.delete(keys.log_file(dead.incarnation, 2))
+        files = sorted(
+            name for name in await volume.list(logs_of(dead.incarnation)) if name.endswith(".log")
+        )
+        assert len(files) == 3
+        strike(volume, "missing", lambda name: name in files[lost:])
+        async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
+            peer.write(command_frame("lookup", request_id=1, topic=TOPIC))
+            await until("an attempt has failed", lambda: taker.context.damage.met >= 1)
+            [found] = taker.context.damage.listed()
+            assert f"{files[lost]} is missing" in found["error"]
+            heal(volume)
+            await peer.answer(Type.LOOKUP_RESPONSE)
+            await until(
+                "the bundle is served",
+                lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()),
             )
-            assert len(files) == 3
-            strike(volume, "missing", lambda name: name in files[lost:])
-            async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
-                peer.write(command_frame("lookup", request_id=1, topic=TOPIC))
-                await until("an attempt has failed", lambda: taker.context.damage.met >= 1)
-                [found] = taker.context.damage.listed()
-                assert f"{files[lost]} is missing" in found["error"]
-                heal(volume)
-                await peer.answer(Type.LOOKUP_RESPONSE)
-                await until(
-                    "the bundle is served",
-                    lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()),
-                )
-                assert await stored(host_of(taker)) == numbers(2 * COUNT + 1)
-        await store.close()
-
-    asyncio.run(scenario())
+            assert await stored(host_of(taker)) == numbers(2 * COUNT + 1)
+    await store.close()
 
 
 @pytest.mark.parametrize(

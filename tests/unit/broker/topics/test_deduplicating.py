@@ -287,74 +287,67 @@ def test_a_producer_that_stayed_away_for_too_long_begins_anew(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "checkpoint", [False, True], ids=["from the log", "from a checkpoint and the log"]
 )
-def test_what_was_stored_is_known_to_the_next_incarnation(tmp_path: Path, checkpoint: bool) -> None:
+async def test_what_was_stored_is_known_to_the_next_incarnation(
+    tmp_path: Path, checkpoint: bool
+) -> None:
     """Batches, a switch of the policy, a lone message in a run of batches: the next owner's last
     sequence ids are the same."""
 
-    async def main() -> None:
-        store = MemoryStore(CLOCK)
-        async with incarnation(tmp_path, store) as (broker, peer):
-            await peer.produce(producer_name="p")
-            peer.write(send(99))
-            await answers(peer, 1)
-            await set_policies(broker, DEDUPLICATED)
-            peer.write(send(0, highest=4) + send(5) + send(6, highest=8) + send(9))
-            assert await answers(peer, 4) == [(0, STORED), (5, STORED), (6, STORED), (9, STORED)]
-            if checkpoint:
-                await fill_until_checkpoint(broker, peer)
-            peer.write(send(10))
-            assert await answers(peer, 1) == [(10, STORED)]
-        async with incarnation(tmp_path, store) as (broker, peer):
-            assert (await peer.produce(producer_name="p")).last_sequence_id == 10
-            peer.write(send(10) + send(9) + send(11))
-            assert await answers(peer, 3) == [(10, DUPLICATE), (9, DUPLICATE), (11, STORED)]
-            assert (await peer.produce(2, producer_name="q")).last_sequence_id == -1
-        await store.close()
-
-    asyncio.run(main())
+    store = MemoryStore(CLOCK)
+    async with incarnation(tmp_path, store) as (broker, peer):
+        await peer.produce(producer_name="p")
+        peer.write(send(99))
+        await answers(peer, 1)
+        await set_policies(broker, DEDUPLICATED)
+        peer.write(send(0, highest=4) + send(5) + send(6, highest=8) + send(9))
+        assert await answers(peer, 4) == [(0, STORED), (5, STORED), (6, STORED), (9, STORED)]
+        if checkpoint:
+            await fill_until_checkpoint(broker, peer)
+        peer.write(send(10))
+        assert await answers(peer, 1) == [(10, STORED)]
+    async with incarnation(tmp_path, store) as (broker, peer):
+        assert (await peer.produce(producer_name="p")).last_sequence_id == 10
+        peer.write(send(10) + send(9) + send(11))
+        assert await answers(peer, 3) == [(10, DUPLICATE), (9, DUPLICATE), (11, STORED)]
+        assert (await peer.produce(2, producer_name="q")).last_sequence_id == -1
+    await store.close()
 
 
-def test_half_a_chunked_message_is_not_known_to_the_next_incarnation(tmp_path: Path) -> None:
+async def test_half_a_chunked_message_is_not_known_to_the_next_incarnation(tmp_path: Path) -> None:
     """Its client sends all of it again, and must not be told that it is there."""
 
-    async def main() -> None:
-        store = MemoryStore(CLOCK)
-        body = entry(b"x", 4, uuid="u", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=2)
-        async with incarnation(tmp_path, store) as (broker, peer):
-            await set_policies(broker, DEDUPLICATED)
-            await peer.produce(producer_name="p")
-            peer.write(send(3) + send(4, body))
-            assert await answers(peer, 2) == [(3, STORED), (4, STORED)]
-        async with incarnation(tmp_path, store) as (_broker, peer):
-            assert (await peer.produce(producer_name="p")).last_sequence_id == 3
-        await store.close()
-
-    asyncio.run(main())
+    store = MemoryStore(CLOCK)
+    body = entry(b"x", 4, uuid="u", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=2)
+    async with incarnation(tmp_path, store) as (broker, peer):
+        await set_policies(broker, DEDUPLICATED)
+        await peer.produce(producer_name="p")
+        peer.write(send(3) + send(4, body))
+        assert await answers(peer, 2) == [(3, STORED), (4, STORED)]
+    async with incarnation(tmp_path, store) as (_broker, peer):
+        assert (await peer.produce(producer_name="p")).last_sequence_id == 3
+    await store.close()
 
 
-def test_what_was_forgotten_on_purpose_stays_forgotten(tmp_path: Path) -> None:
+async def test_what_was_forgotten_on_purpose_stays_forgotten(tmp_path: Path) -> None:
     """Sequence ids from before the policy was switched off and on again must not make a
     duplicate of what is new."""
 
-    async def main() -> None:
-        store = MemoryStore(CLOCK)
-        async with incarnation(tmp_path, store) as (broker, peer):
-            await set_policies(broker, DEDUPLICATED)
-            await peer.produce(producer_name="p")
-            peer.write(send(99))
-            await answers(peer, 1)
-            for policies in ({}, DEDUPLICATED):
-                await set_policies(broker, policies)
-                assert (await peer.produce(2)).last_sequence_id == -1
-                peer.write(requests.close_producer(2, 9))
-                await peer.answer(Type.SUCCESS)
-        async with incarnation(tmp_path, store) as (_broker, peer):
-            assert (await peer.produce(producer_name="p")).last_sequence_id == -1
-            peer.write(send(0))
-            assert await answers(peer, 1) == [(0, STORED)]
-        await store.close()
-
-    asyncio.run(main())
+    store = MemoryStore(CLOCK)
+    async with incarnation(tmp_path, store) as (broker, peer):
+        await set_policies(broker, DEDUPLICATED)
+        await peer.produce(producer_name="p")
+        peer.write(send(99))
+        await answers(peer, 1)
+        for policies in ({}, DEDUPLICATED):
+            await set_policies(broker, policies)
+            assert (await peer.produce(2)).last_sequence_id == -1
+            peer.write(requests.close_producer(2, 9))
+            await peer.answer(Type.SUCCESS)
+    async with incarnation(tmp_path, store) as (_broker, peer):
+        assert (await peer.produce(producer_name="p")).last_sequence_id == -1
+        peer.write(send(0))
+        assert await answers(peer, 1) == [(0, STORED)]
+    await store.close()
 
 
 # --- other tests of a SEND ------------------------------------------------------------------------

@@ -3,7 +3,6 @@ statistics."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +167,7 @@ def test_what_was_not_delivered_may_be_acknowledged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_batch_index_acknowledgements_survive_a_restart(tmp_path: Path, packed: bool) -> None:
+async def test_batch_index_acknowledgements_survive_a_restart(tmp_path: Path, packed: bool) -> None:
     """Packed or not, ANDed; a new incarnation shows what is left, and an entry of which nothing
     is left never comes again."""
 
@@ -229,7 +228,7 @@ def test_batch_index_acknowledgements_survive_a_restart(tmp_path: Path, packed: 
         await store.close()
         await volume.close()
 
-    asyncio.run(main())
+    await main()
 
 
 def test_an_ack_set_beyond_the_limit_is_refused(tmp_path: Path) -> None:

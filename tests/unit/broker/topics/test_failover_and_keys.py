@@ -23,14 +23,11 @@ Script = Callable[[Broker, Peer], Coroutine[Any, Any, None]]
 FAILOVER, KEY_SHARED = 2, 3
 
 
-def play(directory: Path, script: Script, **settings: Any) -> None:
+async def play(directory: Path, script: Script, **settings: Any) -> None:
     """Run `script` with a broker that owns TOPIC's bundle, and one peer."""
 
-    async def main() -> None:
-        async with connected_peer(directory, **settings) as (broker, peer):
-            await script(broker, peer)
-
-    asyncio.run(main())
+    async with connected_peer(directory, **settings) as (broker, peer):
+        await script(broker, peer)
 
 
 async def told(peer: Peer) -> tuple[int, bool]:
@@ -39,7 +36,7 @@ async def told(peer: Peer) -> tuple[int, bool]:
     return change.consumer_id, change.is_active
 
 
-def test_failover_tells_everybody_after_success_and_delivers_to_the_active_one(
+async def test_failover_tells_everybody_after_success_and_delivers_to_the_active_one(
     tmp_path: Path,
 ) -> None:
     """SUCCESS, then the news, then messages; the one that takes over begins at what is not
@@ -68,10 +65,10 @@ def test_failover_tells_everybody_after_success_and_delivers_to_the_active_one(
         ]
         assert {message.redelivery_count for message in again} == {0}
 
-    play(tmp_path, script, failover_delay_ms=50)
+    await play(tmp_path, script, failover_delay_ms=50)
 
 
-def test_a_seek_disconnects_only_the_active_consumer(tmp_path: Path) -> None:
+async def test_a_seek_disconnects_only_the_active_consumer(tmp_path: Path) -> None:
     """The one that stands by goes on at the new position with the permits it has given already."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
@@ -101,7 +98,7 @@ def test_a_seek_disconnects_only_the_active_consumer(tmp_path: Path) -> None:
             found.message.message_id.entryId for found in answers if found.type == Type.MESSAGE
         ] == [2, 3]
 
-    play(tmp_path, script, failover_delay_ms=50)
+    await play(tmp_path, script, failover_delay_ms=50)
 
 
 async def subscribe_by_key(
@@ -137,7 +134,7 @@ def slot(key: str) -> int:
     return murmur3(key.encode()) % 65536 or 1
 
 
-def test_key_shared_sends_every_key_to_one_consumer_in_order(tmp_path: Path) -> None:
+async def test_key_shared_sends_every_key_to_one_consumer_in_order(tmp_path: Path) -> None:
     """Three consumers between them get everything once; by the hashes the clients' suites
     compute themselves."""
 
@@ -165,10 +162,10 @@ def test_key_shared_sends_every_key_to_one_consumer_in_order(tmp_path: Path) -> 
             ]
         assert await peer.is_quiet()
 
-    play(tmp_path, script, key_shared_consistent_hashing=0)
+    await play(tmp_path, script, key_shared_consistent_hashing=0)
 
 
-def test_sticky_ranges_on_the_wire(tmp_path: Path) -> None:
+async def test_sticky_ranges_on_the_wire(tmp_path: Path) -> None:
     """Overlap is ConsumerAssignError, another policy ConsumerBusy; keys that nobody serves wait
     until somebody does."""
 
@@ -198,10 +195,10 @@ def test_sticky_ranges_on_the_wire(tmp_path: Path) -> None:
             (2, number) for number in others
         ]
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_key_that_moves_waits_for_its_acknowledgements(tmp_path: Path) -> None:
+async def test_a_key_that_moves_waits_for_its_acknowledgements(tmp_path: Path) -> None:
     """The newcomer gets the key only when its predecessor has acknowledged what it held of it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -223,10 +220,10 @@ def test_a_key_that_moves_waits_for_its_acknowledgements(tmp_path: Path) -> None
             (2, 3),
         ]
 
-    play(tmp_path, script, key_shared_consistent_hashing=0)
+    await play(tmp_path, script, key_shared_consistent_hashing=0)
 
 
-def test_a_dead_exclusive_consumer_makes_room(tmp_path: Path) -> None:
+async def test_a_dead_exclusive_consumer_makes_room(tmp_path: Path) -> None:
     """A peer that does not answer the PING is put out; one that does keeps its place."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -239,10 +236,10 @@ def test_a_dead_exclusive_consumer_makes_room(tmp_path: Path) -> None:
             assert (await other.subscribe()).type == Type.SUCCESS
             assert await peer.closed_by_broker()
 
-    play(tmp_path, script, liveness_check_s=0.2)
+    await play(tmp_path, script, liveness_check_s=0.2)
 
 
-def test_dead_sticky_ranges_are_free(tmp_path: Path) -> None:
+async def test_dead_sticky_ranges_are_free(tmp_path: Path) -> None:
     """So are the hashes of a peer that does not answer."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -252,4 +249,4 @@ def test_dead_sticky_ranges_are_free(tmp_path: Path) -> None:
             assert await subscribe_by_key(other, 2, ((50, 60),)) == -1
             assert await peer.closed_by_broker()
 
-    play(tmp_path, script, liveness_check_s=0.2)
+    await play(tmp_path, script, liveness_check_s=0.2)

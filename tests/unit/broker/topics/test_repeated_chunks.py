@@ -7,7 +7,6 @@ twice.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -124,45 +123,42 @@ def test_chunks_among_others_keep_the_order_of_their_answers(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("way", ["log", "checkpoint", "checkpoint and log"])
-def test_the_next_incarnation_knows_what_is_stored(tmp_path: Path, way: str) -> None:
+async def test_the_next_incarnation_knows_what_is_stored(tmp_path: Path, way: str) -> None:
     """By the log, by a checkpoint, and by both: chunks of a killed broker's time are answered
     with their places."""
 
-    async def main() -> None:
-        store = MemoryStore(CLOCK)
-        async with connected_peer(tmp_path, store=store) as (broker, peer):
-            await peer.produce(producer_name="p")
-            assert await send(peer, (0, 0)) == [0]
-            if way != "log":
-                (owned,) = broker.ownership.owned
-                await broker.ownership.checkpointer.checkpoint(owned)
-            if way != "checkpoint":
-                assert await send(peer, (0, 1)) == [1]
-            broker.fail("killed")
-        async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
-            await peer.lookup()
-            await peer.produce(producer_name="p", epoch=1)
-            peer.write(b"".join(requests.send(1, 0, chunk(number)) for number in range(COUNT)))
-            receipts = [
-                (await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id for _ in range(COUNT)
-            ]
-            old = {
-                (receipt.ledgerId, receipt.entryId)
-                for receipt in receipts[: 1 if way == "checkpoint" else 2]
-            }
-            assert len({ledger for ledger, _ in old}) == 1
-            assert receipts[-1].ledgerId > receipts[0].ledgerId
-            assert await stored(broker) == COUNT
-            await peer.subscribe()
-            peer.write(requests.flow(1, 10))
-            found = [
-                api.MessageMetadata.FromString((await peer.message())[1][10:][:size])
-                for size in [len(_metadata(n)) for n in range(COUNT)]
-            ]
-            assert [metadata.chunk_id for metadata in found] == [0, 1, 2]
-        await store.close()
-
-    asyncio.run(main())
+    store = MemoryStore(CLOCK)
+    async with connected_peer(tmp_path, store=store) as (broker, peer):
+        await peer.produce(producer_name="p")
+        assert await send(peer, (0, 0)) == [0]
+        if way != "log":
+            (owned,) = broker.ownership.owned
+            await broker.ownership.checkpointer.checkpoint(owned)
+        if way != "checkpoint":
+            assert await send(peer, (0, 1)) == [1]
+        broker.fail("killed")
+    async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce(producer_name="p", epoch=1)
+        peer.write(b"".join(requests.send(1, 0, chunk(number)) for number in range(COUNT)))
+        receipts = [
+            (await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id for _ in range(COUNT)
+        ]
+        old = {
+            (receipt.ledgerId, receipt.entryId)
+            for receipt in receipts[: 1 if way == "checkpoint" else 2]
+        }
+        assert len({ledger for ledger, _ in old}) == 1
+        assert receipts[-1].ledgerId > receipts[0].ledgerId
+        assert await stored(broker) == COUNT
+        await peer.subscribe()
+        peer.write(requests.flow(1, 10))
+        found = [
+            api.MessageMetadata.FromString((await peer.message())[1][10:][:size])
+            for size in [len(_metadata(n)) for n in range(COUNT)]
+        ]
+        assert [metadata.chunk_id for metadata in found] == [0, 1, 2]
+    await store.close()
 
 
 def _metadata(number: int) -> bytes:
@@ -170,45 +166,40 @@ def _metadata(number: int) -> bytes:
     return made[10 : 10 + int.from_bytes(made[6:10], "big")]
 
 
-def test_chunks_in_transactions_are_stored_once(tmp_path: Path) -> None:
+async def test_chunks_in_transactions_are_stored_once(tmp_path: Path) -> None:
     """Repeated in an open one and after its commit they are answered with a place; after an
     abort they are refused."""
 
-    async def main() -> None:
-        store = MemoryStore(CLOCK)
-        async with connected_peer(tmp_path, store=store) as (broker, peer):
-            await peer.produce(producer_name="p")
-            for txn in (A, B):
-                peer.write(
-                    b"".join(
-                        requests.send(1, txn.least, chunk(number, txn.least), txn=txn)
-                        for number in (0, 1, 0, 1, 2)
-                    )
+    store = MemoryStore(CLOCK)
+    async with connected_peer(tmp_path, store=store) as (broker, peer):
+        await peer.produce(producer_name="p")
+        for txn in (A, B):
+            peer.write(
+                b"".join(
+                    requests.send(1, txn.least, chunk(number, txn.least), txn=txn)
+                    for number in (0, 1, 0, 1, 2)
                 )
-                places = [
-                    signed((await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id)
-                    for _ in range(5)
-                ]
-                assert places[:2] == places[2:4]
-                assert len(set(places)) == COUNT
-            broker.fail("killed")
-        async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
-            await peer.lookup()
-            await peer.produce(producer_name="p", epoch=1)
-            peer.write(requests.send(1, 0, chunk(1), txn=A))
-            assert (
-                signed((await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id)[0] % 2 == 0
             )
-            await ended(peer, A, commit=True)
-            await ended(peer, B, commit=False)
-            assert await stored(broker) == COUNT
-            peer.write(requests.send(1, 0, chunk(0), txn=A))
-            await peer.answer(Type.SEND_RECEIPT)
-            assert "ABORTED" in (await refused_chunk(peer, B)).message
-            assert await stored(broker) == COUNT
-        await store.close()
-
-    asyncio.run(main())
+            places = [
+                signed((await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id)
+                for _ in range(5)
+            ]
+            assert places[:2] == places[2:4]
+            assert len(set(places)) == COUNT
+        broker.fail("killed")
+    async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce(producer_name="p", epoch=1)
+        peer.write(requests.send(1, 0, chunk(1), txn=A))
+        assert signed((await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id)[0] % 2 == 0
+        await ended(peer, A, commit=True)
+        await ended(peer, B, commit=False)
+        assert await stored(broker) == COUNT
+        peer.write(requests.send(1, 0, chunk(0), txn=A))
+        await peer.answer(Type.SEND_RECEIPT)
+        assert "ABORTED" in (await refused_chunk(peer, B)).message
+        assert await stored(broker) == COUNT
+    await store.close()
 
 
 async def refused_chunk(peer: Peer, txn: TxnId) -> api.CommandSendError:

@@ -82,106 +82,96 @@ async def change_owner(cluster: Pair, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_new_owner_goes_on_where_the_old_one_was(tmp_path: Path, how: str) -> None:
+async def test_a_new_owner_goes_on_where_the_old_one_was(tmp_path: Path, how: str) -> None:
     """The log, a checkpoint and the log since, sealed files and open ones."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path, **LOADED) as cluster:
-            async with open_peer(cluster.first) as peer:
-                await begin(peer)
-                await change_owner(cluster, how)
-            taken = await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
-            assert taken.broker == "second"
-            await finish(cluster.second)
-
-    asyncio.run(scenario())
+    async with pair(tmp_path, **LOADED) as cluster:
+        async with open_peer(cluster.first) as peer:
+            await begin(peer)
+            await change_owner(cluster, how)
+        taken = await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
+        assert taken.broker == "second"
+        await finish(cluster.second)
 
 
-def test_moves_back_and_forth_keep_an_open_transaction(tmp_path: Path) -> None:
+async def test_moves_back_and_forth_keep_an_open_transaction(tmp_path: Path) -> None:
     """Each owner adds to it; the last one commits all of it, in the order of the sends, read
     from files of both."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path, **LOADED) as cluster:
-            name = str(await cluster.bundle())
-            for number in range(5):
-                owner = await cluster.owner()
-                async with open_peer(owner) as peer:
-                    await peer.produce(producer_name="p")
-                    await send_in(peer, A, b"a", number)
-                    if number % 2:
-                        await owner.service.roll(TopicName.parse(TOPIC))
-                    await owner.ownership.move(name, "", "test")
-                await until(partial(has_left, owner, name))
+    async with pair(tmp_path, **LOADED) as cluster:
+        name = str(await cluster.bundle())
+        for number in range(5):
             owner = await cluster.owner()
             async with open_peer(owner) as peer:
-                await peer.lookup()
-                await ended(peer, A, commit=True)
-            assert await stored(owner) == [entry(b"a", number) for number in range(5)]
+                await peer.produce(producer_name="p")
+                await send_in(peer, A, b"a", number)
+                if number % 2:
+                    await owner.service.roll(TopicName.parse(TOPIC))
+                await owner.ownership.move(name, "", "test")
+            await until(partial(has_left, owner, name))
+        owner = await cluster.owner()
+        async with open_peer(owner) as peer:
+            await peer.lookup()
+            await ended(peer, A, commit=True)
+        assert await stored(owner) == [entry(b"a", number) for number in range(5)]
 
-    asyncio.run(scenario())
 
-
-def test_sends_of_a_transaction_wait_for_the_end_of_a_split(tmp_path: Path) -> None:
+async def test_sends_of_a_transaction_wait_for_the_end_of_a_split(tmp_path: Path) -> None:
     """They get receipts of the child's sidecar, and commit with what was sent to the parent; a
     new owner finds all of it."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path) as cluster, open_peer(cluster.first) as peer:
-            await begin(peer)
-            bundle = await cluster.bundle()
-            inner, frozen = cluster.network.transact, asyncio.Event()
+    async with pair(tmp_path) as cluster, open_peer(cluster.first) as peer:
+        await begin(peer)
+        bundle = await cluster.bundle()
+        inner, frozen = cluster.network.transact, asyncio.Event()
 
-            async def late(compares: Any, operations: Any) -> TxnResult:
-                if len(operations) > 3:  # the split's own
-                    frozen.set()
-                    await asyncio.sleep(0.2)
-                return await inner(compares, operations)
+        async def late(compares: Any, operations: Any) -> TxnResult:
+            if len(operations) > 3:  # the split's own
+                frozen.set()
+                await asyncio.sleep(0.2)
+            return await inner(compares, operations)
 
-            cluster.network.transact = late  # type: ignore[method-assign]
-            splitting = asyncio.create_task(
-                cluster.first.ownership.split(bundle, range_equally_divide(bundle))
-            )
-            await frozen.wait()
-            peer.write(requests.send(1, 10, entry(b"1", 10), txn=B))
-            peer.write(requests.send(1, 11, entry(b"plain", 11)))
-            receipts = [(await peer.answer(Type.SEND_RECEIPT)).send_receipt for _ in range(2)]
-            assert [receipt.sequence_id for receipt in receipts] == [10, 11]
-            assert [receipt.message_id.ledgerId % 2 for receipt in receipts] == [0, 1]
-            await splitting
-            await ended(peer, B, commit=True)
-            wanted = SEEN + entries_of((b"plain", 11)) + OF_B + entries_of((b"1", 10))
-            assert await stored(cluster.first) == wanted
-            cluster.first.fail("crash")
-            await cluster.first.close()
-            await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
-            assert await stored(cluster.second) == wanted
-
-    asyncio.run(scenario())
+        cluster.network.transact = late  # type: ignore[method-assign]
+        splitting = asyncio.create_task(
+            cluster.first.ownership.split(bundle, range_equally_divide(bundle))
+        )
+        await frozen.wait()
+        peer.write(requests.send(1, 10, entry(b"1", 10), txn=B))
+        peer.write(requests.send(1, 11, entry(b"plain", 11)))
+        receipts = [(await peer.answer(Type.SEND_RECEIPT)).send_receipt for _ in range(2)]
+        assert [receipt.sequence_id for receipt in receipts] == [10, 11]
+        assert [receipt.message_id.ledgerId % 2 for receipt in receipts] == [0, 1]
+        await splitting
+        await ended(peer, B, commit=True)
+        wanted = SEEN + entries_of((b"plain", 11)) + OF_B + entries_of((b"1", 10))
+        assert await stored(cluster.first) == wanted
+        cluster.first.fail("crash")
+        await cluster.first.close()
+        await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
+        assert await stored(cluster.second) == wanted
 
 
-def test_a_topic_that_is_made_anew_knows_nothing_of_its_former_transactions(tmp_path: Path) -> None:
+async def test_a_topic_that_is_made_anew_knows_nothing_of_its_former_transactions(
+    tmp_path: Path,
+) -> None:
     """Its sidecar has a ledger id of its own, live and at the next owner."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path) as cluster, open_peer(cluster.first) as peer:
-            await peer.lookup()
-            await peer.produce(producer_name="p")
-            before = [await send_in(peer, A, b"old", number) for number in range(3)]
-            owned = cluster.first.ownership.owned[str(await cluster.bundle())]
-            await owned.delete_topic(TopicName.parse(TOPIC))
-            await peer.answer(Type.CLOSE_PRODUCER)
-            await peer.produce(2, producer_name="p")
-            ledger, number = await send_in(peer, A, b"new", 0, 2)
-            assert (ledger > before[-1][0], number) == (True, 0)
-            await cluster.first.ownership.checkpointer.checkpoint(str(await cluster.bundle()))
-            await send_in(peer, A, b"new", 1, 2)
-            cluster.first.fail("crash")
-            await cluster.first.close()
-            await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
-            async with open_peer(cluster.second) as other:
-                await other.lookup()
-                await ended(other, A, commit=True)
-            assert await stored(cluster.second) == entries_of((b"new", 0), (b"new", 1))
-
-    asyncio.run(scenario())
+    async with pair(tmp_path) as cluster, open_peer(cluster.first) as peer:
+        await peer.lookup()
+        await peer.produce(producer_name="p")
+        before = [await send_in(peer, A, b"old", number) for number in range(3)]
+        owned = cluster.first.ownership.owned[str(await cluster.bundle())]
+        await owned.delete_topic(TopicName.parse(TOPIC))
+        await peer.answer(Type.CLOSE_PRODUCER)
+        await peer.produce(2, producer_name="p")
+        ledger, number = await send_in(peer, A, b"new", 0, 2)
+        assert (ledger > before[-1][0], number) == (True, 0)
+        await cluster.first.ownership.checkpointer.checkpoint(str(await cluster.bundle()))
+        await send_in(peer, A, b"new", 1, 2)
+        cluster.first.fail("crash")
+        await cluster.first.close()
+        await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
+        async with open_peer(cluster.second) as other:
+            await other.lookup()
+            await ended(other, A, commit=True)
+        assert await stored(cluster.second) == entries_of((b"new", 0), (b"new", 1))

@@ -52,73 +52,69 @@ async def report_in(store: MemoryStore) -> BackupReportRecord | None:
     return BackupReportRecord.decode(found.value) if found is not None else None
 
 
-def test_each_interval_is_reported_and_a_copy_is_made_only_of_what_has_changed(
+async def test_each_interval_is_reported_and_a_copy_is_made_only_of_what_has_changed(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_broker(tmp_path, store=store, maintenance_s=NEVER_S) as broker:
-            clock = SetForward()
-            context = replace(broker.context, clock=clock)
-            backups = MetadataBackups(context)
+    store = MemoryStore(CLOCK)
+    async with running_broker(tmp_path, store=store, maintenance_s=NEVER_S) as broker:
+        clock = SetForward()
+        context = replace(broker.context, clock=clock)
+        backups = MetadataBackups(context)
+        await backups.keep_up()
+        first = await report_in(store)
+        assert first is not None
+        names = await list_backups(context.volume)
+        assert (first.object, first.problem) == (names[-1], "")
+        assert first.created_ms == first.current_ms > 0
+
+        await backups.keep_up()
+        assert await report_in(store) == first, "the interval is not over"
+        clock.by_s += SETTINGS.metadata_backup_interval_s
+        await backups.keep_up()
+        second = await report_in(store)
+        assert second is not None
+        assert await list_backups(context.volume) == names
+        assert replace(second, current_ms=0) == replace(first, current_ms=0)
+
+        await store.put("tenants/new", b"x")
+        clock.by_s += SETTINGS.metadata_backup_interval_s
+        await backups.keep_up()
+        third = await report_in(store)
+        assert third is not None
+        assert third.object == (await list_backups(context.volume))[-1] != first.object
+        assert third.revision > first.revision
+
+
+async def test_a_copy_that_fails_is_reported_once_and_over_when_one_succeeds(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore(CLOCK)
+    async with running_broker(tmp_path, store=store, maintenance_s=NEVER_S) as broker:
+        full = replace(broker.context, volume=FullVolume(broker.context.volume))  # type: ignore[arg-type]
+        backups = MetadataBackups(full)
+        with pytest.raises(StorageError):
             await backups.keep_up()
-            first = await report_in(store)
-            assert first is not None
-            names = await list_backups(context.volume)
-            assert (first.object, first.problem) == (names[-1], "")
-            assert first.created_ms == first.current_ms > 0
-
+        failing = await report_in(store)
+        assert failing is not None
+        assert ("no space left" in failing.problem, failing.current_ms, failing.object) == (
+            True,
+            0,
+            "",
+        )
+        with pytest.raises(StorageError, match="no space left"):
             await backups.keep_up()
-            assert await report_in(store) == first, "the interval is not over"
-            clock.by_s += SETTINGS.metadata_backup_interval_s
-            await backups.keep_up()
-            second = await report_in(store)
-            assert second is not None
-            assert await list_backups(context.volume) == names
-            assert replace(second, current_ms=0) == replace(first, current_ms=0)
+        assert await report_in(store) == failing, (
+            "another try, which names another object, is not told before the interval is over"
+        )
 
-            await store.put("tenants/new", b"x")
-            clock.by_s += SETTINGS.metadata_backup_interval_s
-            await backups.keep_up()
-            third = await report_in(store)
-            assert third is not None
-            assert third.object == (await list_backups(context.volume))[-1] != first.object
-            assert third.revision > first.revision
-
-    asyncio.run(scenario())
+        await store.put("tenants/new", b"x")
+        await MetadataBackups(broker.context).keep_up()
+        healed = await report_in(store)
+        assert healed is not None
+        assert (healed.problem, bool(healed.object)) == ("", True)
 
 
-def test_a_copy_that_fails_is_reported_once_and_over_when_one_succeeds(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_broker(tmp_path, store=store, maintenance_s=NEVER_S) as broker:
-            full = replace(broker.context, volume=FullVolume(broker.context.volume))  # type: ignore[arg-type]
-            backups = MetadataBackups(full)
-            with pytest.raises(StorageError):
-                await backups.keep_up()
-            failing = await report_in(store)
-            assert failing is not None
-            assert ("no space left" in failing.problem, failing.current_ms, failing.object) == (
-                True,
-                0,
-                "",
-            )
-            with pytest.raises(StorageError, match="no space left"):
-                await backups.keep_up()
-            assert await report_in(store) == failing, (
-                "another try, which names another object, is not told before the interval is over"
-            )
-
-            await store.put("tenants/new", b"x")
-            await MetadataBackups(broker.context).keep_up()
-            healed = await report_in(store)
-            assert healed is not None
-            assert (healed.problem, bool(healed.object)) == ("", True)
-
-    asyncio.run(scenario())
-
-
-def test_a_large_copy_is_made_in_turns(tmp_path: Path) -> None:
+async def test_a_large_copy_is_made_in_turns(tmp_path: Path) -> None:
     """Others on the leader's loop are served while it is encoded; the bytes are those of a copy
     made at once."""
     turns = 0
@@ -153,4 +149,4 @@ def test_a_large_copy_is_made_in_turns(tmp_path: Path) -> None:
         await volume.close()
         await store.close()
 
-    asyncio.run(scenario())
+    await scenario()

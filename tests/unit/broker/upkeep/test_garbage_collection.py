@@ -38,32 +38,25 @@ DEAD, CLAIMED, ALSO_DEAD = (
 YEAR_MS = 365 * 24 * 3_600_000
 
 
-def test_what_a_dead_incarnation_set_aside_is_deleted_and_nothing_of_the_living(
+async def test_what_a_dead_incarnation_set_aside_is_deleted_and_nothing_of_the_living(
     tmp_path: Path,
 ) -> None:
     """Only the incarnation that set a file aside may use it: once it has lost its claim, nobody
     ever will."""
 
-    async def scenario() -> None:
-        async with running_broker(tmp_path) as broker:
-            volume = broker.context.volume
-            claim = encode_document(
-                "claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms()}
-            )
-            assert await volume.put_if_absent(names.claim(CLAIMED), claim)
-            spares = {
-                incarnation: names.spare(incarnation, 3)
-                for incarnation in (DEAD, CLAIMED, broker.incarnation)
-            }
-            for name in spares.values():
-                assert await volume.put_if_absent(name, b"x")
-            await broker.maintenance.garbage_collector.collect_dead()
-            left = [
-                name for name in await volume.list(names.LOGS) if name.endswith(names.SPARE_SUFFIX)
-            ]
-            assert left == sorted([spares[CLAIMED], spares[broker.incarnation]])
-
-    asyncio.run(scenario())
+    async with running_broker(tmp_path) as broker:
+        volume = broker.context.volume
+        claim = encode_document("claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms()})
+        assert await volume.put_if_absent(names.claim(CLAIMED), claim)
+        spares = {
+            incarnation: names.spare(incarnation, 3)
+            for incarnation in (DEAD, CLAIMED, broker.incarnation)
+        }
+        for name in spares.values():
+            assert await volume.put_if_absent(name, b"x")
+        await broker.maintenance.garbage_collector.collect_dead()
+        left = [name for name in await volume.list(names.LOGS) if name.endswith(names.SPARE_SUFFIX)]
+        assert left == sorted([spares[CLAIMED], spares[broker.incarnation]])
 
 
 async def noted(broker: Broker, files: int) -> None:
@@ -86,28 +79,27 @@ async def next_generation(broker: Broker, bundle: BundleName) -> None:
     )
 
 
-def test_of_each_bundle_one_manifest_is_remembered_also_by_who_never_leads(tmp_path: Path) -> None:
+async def test_of_each_bundle_one_manifest_is_remembered_also_by_who_never_leads(
+    tmp_path: Path,
+) -> None:
     """Its collector reads a manifest per generation for as long as it lives; only the leader
     collects objects."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await found.publish(TOPIC, 1)
-            await found.roll()
-            await noted(found.broker, 1)
-            garbage_collector, bundle = (
-                found.broker.maintenance.garbage_collector,
-                await found.broker.ownership.bundle_of(TopicName.parse(TOPIC)),
-            )
+    async with world(tmp_path) as found:
+        await found.publish(TOPIC, 1)
+        await found.roll()
+        await noted(found.broker, 1)
+        garbage_collector, bundle = (
+            found.broker.maintenance.garbage_collector,
+            await found.broker.ownership.bundle_of(TopicName.parse(TOPIC)),
+        )
+        await garbage_collector.collect_own()
+        before = manifests_held()
+        for _ in range(20):
+            await next_generation(found.broker, bundle)
             await garbage_collector.collect_own()
-            before = manifests_held()
-            for _ in range(20):
-                await next_generation(found.broker, bundle)
-                await garbage_collector.collect_own()
-            assert (await found.manifest(TOPIC)).generation > 20
-            assert manifests_held() <= before
-
-    asyncio.run(scenario())
+        assert (await found.manifest(TOPIC)).generation > 20
+        assert manifests_held() <= before
 
 
 async def rewritten(found: World) -> str:
@@ -125,47 +117,41 @@ async def rewritten(found: World) -> str:
     return names.log_file(listed.incarnation, listed.file)
 
 
-def test_what_a_superseded_manifest_lists_stays_until_that_is_gone(tmp_path: Path) -> None:
+async def test_what_a_superseded_manifest_lists_stays_until_that_is_gone(tmp_path: Path) -> None:
     """A restore that begins now may go back to it: nothing tells it that the next generation was
     committed."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            file = await rewritten(found)
-            volume, garbage_collector = (
-                found.broker.context.volume,
-                found.broker.maintenance.garbage_collector,
-            )
-            await garbage_collector.collect_own()
-            assert await volume.exists(file)
-            await garbage_collector.collect_objects()
-            await garbage_collector.collect_own()
-            assert not await volume.exists(file)
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        file = await rewritten(found)
+        volume, garbage_collector = (
+            found.broker.context.volume,
+            found.broker.maintenance.garbage_collector,
+        )
+        await garbage_collector.collect_own()
+        assert await volume.exists(file)
+        await garbage_collector.collect_objects()
+        await garbage_collector.collect_own()
+        assert not await volume.exists(file)
 
 
-def test_a_broker_that_was_fenced_deletes_nothing(tmp_path: Path) -> None:
+async def test_a_broker_that_was_fenced_deletes_nothing(tmp_path: Path) -> None:
     """The process that fenced it may need all that was there then (simulation seeds 453 and 528
     of restore)."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await rewritten(found)
-            volume, garbage_collector = (
-                found.broker.context.volume,
-                found.broker.maintenance.garbage_collector,
-            )
-            await garbage_collector.collect_objects()
-            bundle = await found.broker.ownership.bundle_of(TopicName.parse(TOPIC))
-            await next_generation(found.broker, bundle)
-            before = [*await volume.list(names.LOGS), *await volume.list(names.MANIFESTS)]
-            await volume.remove(names.claim(found.broker.incarnation))
-            await garbage_collector.collect_own()
-            await garbage_collector.collect_objects()
-            assert [*await volume.list(names.LOGS), *await volume.list(names.MANIFESTS)] == before
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        await rewritten(found)
+        volume, garbage_collector = (
+            found.broker.context.volume,
+            found.broker.maintenance.garbage_collector,
+        )
+        await garbage_collector.collect_objects()
+        bundle = await found.broker.ownership.bundle_of(TopicName.parse(TOPIC))
+        await next_generation(found.broker, bundle)
+        before = [*await volume.list(names.LOGS), *await volume.list(names.MANIFESTS)]
+        await volume.remove(names.claim(found.broker.incarnation))
+        await garbage_collector.collect_own()
+        await garbage_collector.collect_objects()
+        assert [*await volume.list(names.LOGS), *await volume.list(names.MANIFESTS)] == before
 
 
 async def dead_log(volume: Volume, incarnation: str) -> None:
@@ -175,82 +161,76 @@ async def dead_log(volume: Volume, incarnation: str) -> None:
     await (await volume.create_log(names.log_file(incarnation, 0), 1 << 20, header)).close()
 
 
-def test_a_damaged_log_of_one_dead_incarnation_is_named_and_those_of_others_go(
+async def test_a_damaged_log_of_one_dead_incarnation_is_named_and_those_of_others_go(
     tmp_path: Path,
 ) -> None:
     """The damaged one, which comes first, stays as it is until it has been restored."""
 
-    async def scenario() -> None:
-        async with running_broker(tmp_path, replaced_kept_s=0.0) as broker:
-            volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
-            for incarnation in (DEAD, ALSO_DEAD):
-                await dead_log(volume, incarnation)
-            await publish_seal(volume, DEAD, 0, FILE_HEADER_BYTES + 100)  # and nothing is there
-            await garbage_collector.collect_dead()
-            left = {name.split("/")[1] for name in await volume.list(names.LOGS)}
-            assert left == {DEAD, broker.incarnation}
-            assert [damage["file"] for damage in broker.context.damage.listed()] == [
-                names.log_file(DEAD, 0)
-            ]
-            await volume.remove(names.sealed(DEAD, 0))
-            garbage_collector.forget_unmet()
-            await garbage_collector.collect_dead()
-            garbage_collector.forget_unmet()
-            assert broker.context.damage.listed() == []
-            assert {name.split("/")[1] for name in await volume.list(names.LOGS)} == {
-                broker.incarnation
-            }
-
-    asyncio.run(scenario())
+    async with running_broker(tmp_path, replaced_kept_s=0.0) as broker:
+        volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
+        for incarnation in (DEAD, ALSO_DEAD):
+            await dead_log(volume, incarnation)
+        await publish_seal(volume, DEAD, 0, FILE_HEADER_BYTES + 100)  # and nothing is there
+        await garbage_collector.collect_dead()
+        left = {name.split("/")[1] for name in await volume.list(names.LOGS)}
+        assert left == {DEAD, broker.incarnation}
+        assert [damage["file"] for damage in broker.context.damage.listed()] == [
+            names.log_file(DEAD, 0)
+        ]
+        await volume.remove(names.sealed(DEAD, 0))
+        garbage_collector.forget_unmet()
+        await garbage_collector.collect_dead()
+        garbage_collector.forget_unmet()
+        assert broker.context.damage.listed() == []
+        assert {name.split("/")[1] for name in await volume.list(names.LOGS)} == {
+            broker.incarnation
+        }
 
 
-def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: Path) -> None:
+async def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: Path) -> None:
     """Its own bundle keeps everything, the manifests of before too: they are what there is to go
     back to."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as found:
-            await found.publish(TOPIC, 1)
-            await found.publish(OTHER, 1)
-            await found.roll()
-            await noted(found.broker, 1)
-            volume, garbage_collector = (
-                found.broker.context.volume,
-                found.broker.maintenance.garbage_collector,
-            )
-            damaged, sound = [
-                await found.broker.ownership.bundle_of(TopicName.parse(topic))
-                for topic in (TOPIC, OTHER)
-            ]
-            for bundle in (damaged, sound):
-                await next_generation(found.broker, bundle)
-            orphans = [names.segment(damaged, "rewrite-1-0"), names.segment(sound, "rewrite-2-0")]
-            for name in orphans:
-                await volume.put_if_absent(name, b"x")
-            before = await volume.list(names.manifests_of(damaged))
-            assert [len(before), len(await volume.list(names.manifests_of(sound)))] == [2, 2]
-            current = tmp_path / before[-1]
-            data = current.read_bytes()
-            current.write_bytes(b"?" + data[1:])
-            await garbage_collector.collect_own()
-            await garbage_collector.collect_objects()
-            assert await volume.list(names.manifests_of(damaged)) == before
-            assert len(await volume.list(names.manifests_of(sound))) == 1
-            assert await volume.list(names.SEGMENTS) == sorted(orphans), (
-                "which of the namespace's segments it lists, nobody knows"
-            )
-            assert [damage["bundle"] for damage in found.broker.context.damage.listed()] == [
-                str(damaged)
-            ]
-            current.write_bytes(data)
-            garbage_collector.forget_unmet()
-            await garbage_collector.collect_objects()
-            garbage_collector.forget_unmet()
-            assert found.broker.context.damage.listed() == []
-            assert await volume.list(names.manifests_of(damaged)) == before[-1:]
-            assert await volume.list(names.SEGMENTS) == []
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as found:
+        await found.publish(TOPIC, 1)
+        await found.publish(OTHER, 1)
+        await found.roll()
+        await noted(found.broker, 1)
+        volume, garbage_collector = (
+            found.broker.context.volume,
+            found.broker.maintenance.garbage_collector,
+        )
+        damaged, sound = [
+            await found.broker.ownership.bundle_of(TopicName.parse(topic))
+            for topic in (TOPIC, OTHER)
+        ]
+        for bundle in (damaged, sound):
+            await next_generation(found.broker, bundle)
+        orphans = [names.segment(damaged, "rewrite-1-0"), names.segment(sound, "rewrite-2-0")]
+        for name in orphans:
+            await volume.put_if_absent(name, b"x")
+        before = await volume.list(names.manifests_of(damaged))
+        assert [len(before), len(await volume.list(names.manifests_of(sound)))] == [2, 2]
+        current = tmp_path / before[-1]
+        data = current.read_bytes()
+        current.write_bytes(b"?" + data[1:])
+        await garbage_collector.collect_own()
+        await garbage_collector.collect_objects()
+        assert await volume.list(names.manifests_of(damaged)) == before
+        assert len(await volume.list(names.manifests_of(sound))) == 1
+        assert await volume.list(names.SEGMENTS) == sorted(orphans), (
+            "which of the namespace's segments it lists, nobody knows"
+        )
+        assert [damage["bundle"] for damage in found.broker.context.damage.listed()] == [
+            str(damaged)
+        ]
+        current.write_bytes(data)
+        garbage_collector.forget_unmet()
+        await garbage_collector.collect_objects()
+        garbage_collector.forget_unmet()
+        assert found.broker.context.damage.listed() == []
+        assert await volume.list(names.manifests_of(damaged)) == before[-1:]
+        assert await volume.list(names.SEGMENTS) == []
 
 
 # --- namespaces that are deleted ------------------------------------------------------------------
@@ -336,150 +316,138 @@ async def left_of(broker: Broker, bundle: BundleName) -> list[str]:
     ]
 
 
-def test_nothing_is_left_of_a_deleted_namespace(tmp_path: Path) -> None:
+async def test_nothing_is_left_of_a_deleted_namespace(tmp_path: Path) -> None:
     """Log files, checkpoints, manifests, segments, and every key: its bundle's record goes last."""
 
-    async def scenario() -> None:
-        async with with_namespace(tmp_path) as (port, broker, peer):
-            bundle = await fill(broker, peer)
+    async with with_namespace(tmp_path) as (port, broker, peer):
+        bundle = await fill(broker, peer)
+        await broker.maintenance.round()
+        assert await left_of(broker, bundle)
+        await delete(port, broker, bundle)
+        for _ in range(3):
             await broker.maintenance.round()
-            assert await left_of(broker, bundle)
-            await delete(port, broker, bundle)
-            for _ in range(3):
-                await broker.maintenance.round()
-            assert await left_of(broker, bundle) == []
-            assert broker.ready
-
-    asyncio.run(scenario())
+        assert await left_of(broker, bundle) == []
+        assert broker.ready
 
 
-def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_path: Path) -> None:
+async def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(
+    tmp_path: Path,
+) -> None:
     """Everything of the earlier incarnation goes though the bundle has the same name; the next one
     begins with no manifest, and reads what it wrote."""
 
-    async def scenario() -> None:
-        async with with_namespace(tmp_path) as (port, broker, peer):
-            bundle = await fill(broker, peer)
-            generation = broker.ownership.owned[str(bundle)].catalog.manifest.generation
-            await delete(port, broker, bundle)
-            before = set(await left_of(broker, bundle))
-            await port.namespaces.create_namespace(GONE, initial_boundaries(1), {})
-            await peer.answer()  # CLOSE_PRODUCER of the deleted topic
-            await peer.lookup(IN_GONE)
-            await peer.produce(2, IN_GONE)
-            await peer.send(b"y", 0, 2)
-            await broker.service.roll(TopicName.parse(IN_GONE))
-            await broker.ownership.checkpointer.checkpoint(str(bundle))
-            await noted(broker, 2)
-            owned = broker.ownership.owned[str(bundle)]
-            assert [file.file for file in owned.catalog.manifest.level0].count(0) == 0
-            assert owned.catalog.manifest.generation == generation, "it began again"
-            for _ in range(3):
-                await broker.maintenance.round()
-            left = set(await left_of(broker, bundle))
-            assert not left & {name for name in before if not name.startswith(keys.BUNDLES)}
-            host = await broker.service.open_topic(TopicName.parse(IN_GONE), create=False)
-            assert (
-                len(
-                    (
-                        await owned.catalog.read(
-                            host.name,
-                            host.core.ledgers,
-                            ReadRequest(host.core.ledgers.first, 1),
-                            1000,
-                        )
-                    )[0]
-                )
-                == 1
+    async with with_namespace(tmp_path) as (port, broker, peer):
+        bundle = await fill(broker, peer)
+        generation = broker.ownership.owned[str(bundle)].catalog.manifest.generation
+        await delete(port, broker, bundle)
+        before = set(await left_of(broker, bundle))
+        await port.namespaces.create_namespace(GONE, initial_boundaries(1), {})
+        await peer.answer()  # CLOSE_PRODUCER of the deleted topic
+        await peer.lookup(IN_GONE)
+        await peer.produce(2, IN_GONE)
+        await peer.send(b"y", 0, 2)
+        await broker.service.roll(TopicName.parse(IN_GONE))
+        await broker.ownership.checkpointer.checkpoint(str(bundle))
+        await noted(broker, 2)
+        owned = broker.ownership.owned[str(bundle)]
+        assert [file.file for file in owned.catalog.manifest.level0].count(0) == 0
+        assert owned.catalog.manifest.generation == generation, "it began again"
+        for _ in range(3):
+            await broker.maintenance.round()
+        left = set(await left_of(broker, bundle))
+        assert not left & {name for name in before if not name.startswith(keys.BUNDLES)}
+        host = await broker.service.open_topic(TopicName.parse(IN_GONE), create=False)
+        assert (
+            len(
+                (
+                    await owned.catalog.read(
+                        host.name,
+                        host.core.ledgers,
+                        ReadRequest(host.core.ledgers.first, 1),
+                        1000,
+                    )
+                )[0]
             )
+            == 1
+        )
 
-    asyncio.run(scenario())
 
-
-def test_who_had_the_bundle_before_it_was_retired_makes_no_manifest_of_it(tmp_path: Path) -> None:
+async def test_who_had_the_bundle_before_it_was_retired_makes_no_manifest_of_it(
+    tmp_path: Path,
+) -> None:
     """A former owner that stood still while it listed its files: neither when the bundle is
     over, nor in a next incarnation of it."""
 
-    async def scenario() -> None:
-        async with with_namespace(tmp_path) as (port, broker, peer):
-            await peer.lookup(IN_GONE)
-            await peer.produce(1, IN_GONE)
-            await peer.send(b"x", 0)
-            bundle = await broker.ownership.bundle_of(TopicName.parse(IN_GONE))
-            owned, record = (
-                broker.ownership.owned[str(bundle)],
-                broker.views.bundles.items[str(bundle)].record,
-            )
-            await delete(port, broker, bundle)
-            with pytest.raises(StoreError, match="is over"):
-                await owned.catalog.cover(record, broker.context.log.position)
-            await port.namespaces.create_namespace(GONE, initial_boundaries(1), {})
-            await peer.answer()
-            await peer.lookup(IN_GONE)
-            with pytest.raises(StoreError, match="is over"):
-                await owned.catalog.cover(record, broker.context.log.position)
-            assert await broker.context.store.get(keys.manifest(bundle)) is None
-
-    asyncio.run(scenario())
+    async with with_namespace(tmp_path) as (port, broker, peer):
+        await peer.lookup(IN_GONE)
+        await peer.produce(1, IN_GONE)
+        await peer.send(b"x", 0)
+        bundle = await broker.ownership.bundle_of(TopicName.parse(IN_GONE))
+        owned, record = (
+            broker.ownership.owned[str(bundle)],
+            broker.views.bundles.items[str(bundle)].record,
+        )
+        await delete(port, broker, bundle)
+        with pytest.raises(StoreError, match="is over"):
+            await owned.catalog.cover(record, broker.context.log.position)
+        await port.namespaces.create_namespace(GONE, initial_boundaries(1), {})
+        await peer.answer()
+        await peer.lookup(IN_GONE)
+        with pytest.raises(StoreError, match="is over"):
+            await owned.catalog.cover(record, broker.context.log.position)
+        assert await broker.context.store.get(keys.manifest(bundle)) is None
 
 
-def test_a_store_that_has_forgotten_everything_costs_nothing(tmp_path: Path) -> None:
+async def test_a_store_that_has_forgotten_everything_costs_nothing(tmp_path: Path) -> None:
     """That a bundle has no record and its namespace none says nothing: only a Deleted record
     does."""
 
-    async def scenario() -> None:
-        async with with_namespace(tmp_path) as (_port, broker, peer):
-            bundle = await fill(broker, peer)
-            objects = [
-                name
-                for name in await left_of(broker, bundle)
-                if "/" in name and not name.startswith(("logs", "bundles"))
-            ]
-            for prefix in (keys.bundle(bundle), keys.namespace(GONE), keys.manifest(bundle)):
-                await broker.context.store.delete(prefix)
-            for _ in range(2):
-                await broker.maintenance.garbage_collector.collect_objects()
-            volume = broker.context.volume
-            assert all([await volume.exists(name) for name in objects])
-
-    asyncio.run(scenario())
+    async with with_namespace(tmp_path) as (_port, broker, peer):
+        bundle = await fill(broker, peer)
+        objects = [
+            name
+            for name in await left_of(broker, bundle)
+            if "/" in name and not name.startswith(("logs", "bundles"))
+        ]
+        for prefix in (keys.bundle(bundle), keys.namespace(GONE), keys.manifest(bundle)):
+            await broker.context.store.delete(prefix)
+        for _ in range(2):
+            await broker.maintenance.garbage_collector.collect_objects()
+        volume = broker.context.volume
+        assert all([await volume.exists(name) for name in objects])
 
 
 @pytest.mark.parametrize("wrong_ms", [YEAR_MS, -YEAR_MS])
-def test_writers_are_over_by_the_time_that_the_collector_saw_pass(
+async def test_writers_are_over_by_the_time_that_the_collector_saw_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_ms: int
 ) -> None:
     """Neither a job's intent nor a claim is judged by what its writer's clock said, or ours; but
     by how long they were seen to stand."""
     passed_s = 0.0
 
-    async def scenario() -> None:
-        nonlocal passed_s
-        store = MemoryStore(SystemClock())
-        async with running_broker(
-            tmp_path, store=store, maintenance_s=3600.0, intent_age_max_s=3600
-        ) as broker:
-            volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
-            claim = encode_document(
-                "claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms() + wrong_ms}
-            )
-            assert await volume.put_if_absent(names.claim(CLAIMED), claim)
-            intent = IntentRecord(
-                "compaction",
-                "public/default/0x00000000_0x40000000",
-                TOPIC,
-                "job",
-                "1",
-                CLOCK.wall_ms() + wrong_ms,
-            )
-            await store.put(keys.intent("compact-1-x"), intent.encode())
-            for passed_s, stands in ((0.0, True), (3599.0, True), (3601.0, False)):
-                await garbage_collector.collect_dead()
-                await garbage_collector.collect_objects()
-                assert (await store.get(keys.intent("compact-1-x")) is not None) == stands
-                assert await volume.exists(names.claim(CLAIMED)) == (passed_s < 600)
-        await store.close()
-
     machine = SystemClock()
     monkeypatch.setattr(CLOCK, "monotonic", lambda: machine.monotonic() + passed_s)
-    asyncio.run(scenario())
+    store = MemoryStore(SystemClock())
+    async with running_broker(
+        tmp_path, store=store, maintenance_s=3600.0, intent_age_max_s=3600
+    ) as broker:
+        volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
+        claim = encode_document(
+            "claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms() + wrong_ms}
+        )
+        assert await volume.put_if_absent(names.claim(CLAIMED), claim)
+        intent = IntentRecord(
+            "compaction",
+            "public/default/0x00000000_0x40000000",
+            TOPIC,
+            "job",
+            "1",
+            CLOCK.wall_ms() + wrong_ms,
+        )
+        await store.put(keys.intent("compact-1-x"), intent.encode())
+        for passed_s, stands in ((0.0, True), (3599.0, True), (3601.0, False)):
+            await garbage_collector.collect_dead()
+            await garbage_collector.collect_objects()
+            assert (await store.get(keys.intent("compact-1-x")) is not None) == stands
+            assert await volume.exists(names.claim(CLAIMED)) == (passed_s < 600)
+    await store.close()

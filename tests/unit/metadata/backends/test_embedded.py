@@ -27,7 +27,7 @@ from magnetar.metadata.store import Delete, Put, RangeResult
 CLOCK = SystemClock()
 
 
-def with_store(
+async def with_store(
     directory: Path, scenario: Callable[[EmbeddedStore], Coroutine[Any, Any, Any]], **options: int
 ) -> Any:
     """Open, run, close."""
@@ -39,28 +39,30 @@ def with_store(
         finally:
             await store.close()
 
-    return asyncio.run(body())
+    return await body()
 
 
-def content(directory: Path) -> RangeResult:
+async def content(directory: Path) -> RangeResult:
     async def scenario(store: EmbeddedStore) -> RangeResult:
         return await store.range("")
 
-    found: RangeResult = with_store(directory, scenario)
+    found: RangeResult = await with_store(directory, scenario)
     return found
 
 
-def test_everything_survives_a_restart(tmp_path: Path) -> None:
+async def test_everything_survives_a_restart(tmp_path: Path) -> None:
     async def scenario(store: EmbeddedStore) -> RangeResult:
         for number in range(20):
             await store.put(f"k{number % 7}", b"%d" % number)
         await store.transact((), (Put("x", b"1"), Delete("k0")))
         return await store.range("")
 
-    assert with_store(tmp_path, scenario) == content(tmp_path) == content(tmp_path)
+    assert (
+        await with_store(tmp_path, scenario) == await content(tmp_path) == await content(tmp_path)
+    )
 
 
-def test_all_leases_end_at_open_in_one_revision_each(tmp_path: Path) -> None:
+async def test_all_leases_end_at_open_in_one_revision_each(tmp_path: Path) -> None:
     async def scenario(store: EmbeddedStore) -> int:
         first, second = await store.grant_lease(60), await store.grant_lease(60)
         await store.transact(
@@ -69,15 +71,17 @@ def test_all_leases_end_at_open_in_one_revision_each(tmp_path: Path) -> None:
         )
         return (await store.range("")).revision
 
-    before = with_store(tmp_path, scenario)
-    found = content(tmp_path)
+    before = await with_store(tmp_path, scenario)
+    found = await content(tmp_path)
     assert [item.key for item in found.items] == ["kept"]
     assert found.revision == before + 2
-    assert content(tmp_path).revision == before + 2, "they end once"
+    assert (await content(tmp_path)).revision == before + 2, "they end once"
 
 
 @pytest.mark.slow
-def test_a_crash_at_any_byte_leaves_a_prefix_with_every_acknowledged_change(tmp_path: Path) -> None:
+async def test_a_crash_at_any_byte_leaves_a_prefix_with_every_acknowledged_change(
+    tmp_path: Path,
+) -> None:
     """Cut copies of the journal at every byte, reopen each, and compare with what was
     acknowledged when the file was that long."""
     source = tmp_path / "source"
@@ -93,7 +97,7 @@ def test_a_crash_at_any_byte_leaves_a_prefix_with_every_acknowledged_change(tmp_
                 await store.put(f"k{number % 3}", b"value-%d" % number)
             states.append((path.stat().st_size, await store.range("")))
 
-    with_store(source, scenario)
+    await with_store(source, scenario)
     whole = (source / JOURNAL_NAME).read_bytes()
     assert states[-1][0] == len(whole), "an acknowledged change is in the file"
     for length in range(states[0][0], len(whole) + 1):
@@ -101,24 +105,24 @@ def test_a_crash_at_any_byte_leaves_a_prefix_with_every_acknowledged_change(tmp_
         crashed.mkdir()
         (crashed / JOURNAL_NAME).write_bytes(whole[:length])
         acknowledged = max((size, state.revision) for size, state in states if size <= length)[1]
-        assert content(crashed) == next(
+        assert await content(crashed) == next(
             state for _, state in states if state.revision == acknowledged
         )
         shutil.rmtree(crashed)
 
 
-def test_a_crash_while_the_journal_is_replaced_loses_nothing(tmp_path: Path) -> None:
+async def test_a_crash_while_the_journal_is_replaced_loses_nothing(tmp_path: Path) -> None:
     async def scenario(store: EmbeddedStore) -> RangeResult:
         await store.put("k", b"v")
         return await store.range("")
 
-    before = with_store(tmp_path, scenario)
+    before = await with_store(tmp_path, scenario)
     (tmp_path / JOURNAL_NAME).with_suffix(".new").write_bytes(b"half a snapsh")
-    assert content(tmp_path) == before
+    assert await content(tmp_path) == before
 
 
 @pytest.mark.slow
-def test_the_journal_stays_short(tmp_path: Path) -> None:
+async def test_the_journal_stays_short(tmp_path: Path) -> None:
     """Overwriting one key permanently keeps the file near its limit, through restarts, and loses
     nothing."""
     for turn in range(3):
@@ -127,42 +131,44 @@ def test_the_journal_stays_short(tmp_path: Path) -> None:
             for number in range(300):
                 await store.put("k", b"%03d" % turn * 50 + b"%d" % number)
 
-        with_store(tmp_path, scenario, journal_bytes_min=8192)
+        await with_store(tmp_path, scenario, journal_bytes_min=8192)
         assert (tmp_path / JOURNAL_NAME).stat().st_size < 3 * 8192
-    found = content(tmp_path)
+    found = await content(tmp_path)
     assert found.revision == 1 + 3 * 300
     assert found.items[0].version == 900
     assert found.items[0].value.endswith(b"299")
 
 
-def test_damaged_acknowledged_data_is_refused(tmp_path: Path) -> None:
+async def test_damaged_acknowledged_data_is_refused(tmp_path: Path) -> None:
     async def scenario(store: EmbeddedStore) -> None:
         for number in range(5):
             await store.put("k", b"%d" % number)
 
-    with_store(tmp_path, scenario)
+    await with_store(tmp_path, scenario)
     path = tmp_path / JOURNAL_NAME
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptData, match=JOURNAL_NAME):
-        content(tmp_path)
+        await content(tmp_path)
     assert path.read_bytes() == data, "the evidence is left alone"
     with pytest.raises(CorruptData):
-        content(tmp_path)
+        await content(tmp_path)
 
 
-def test_a_directory_has_one_owner_who_is_named(tmp_path: Path) -> None:
+async def test_a_directory_has_one_owner_who_is_named(tmp_path: Path) -> None:
     async def scenario(_: EmbeddedStore) -> None:
         with pytest.raises(StoreError, match=f"{tmp_path} is in use by process {os.getpid()}"):
             await EmbeddedStore.open(tmp_path, CLOCK)
 
-    with_store(tmp_path, scenario)
-    content(tmp_path)
+    await with_store(tmp_path, scenario)
+    await content(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_no_lock_and_no_acknowledged_change_behind(tmp_path: Path) -> None:
+async def test_a_killed_process_leaves_no_lock_and_no_acknowledged_change_behind(
+    tmp_path: Path,
+) -> None:
     program = (
         "import asyncio, pathlib, sys\n"
         "from magnetar.clock import SystemClock\n"
@@ -183,7 +189,7 @@ def test_a_killed_process_leaves_no_lock_and_no_acknowledged_change_behind(tmp_p
     acknowledged += [int(line) for line in writer.stdout.read().split()[:-1]]
     writer.stdout.close()
     writer.wait()
-    assert content(tmp_path).revision >= acknowledged[-1]
+    assert (await content(tmp_path)).revision >= acknowledged[-1]
 
 
 class Disk:
@@ -207,7 +213,7 @@ class Disk:
         monkeypatch.setattr(JournalFile, "append", append)
 
 
-def test_nothing_is_shown_or_acknowledged_before_it_is_durable(
+async def test_nothing_is_shown_or_acknowledged_before_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -230,10 +236,10 @@ def test_nothing_is_shown_or_acknowledged_before_it_is_durable(
         assert item.value == b"v"
         assert (await watching).revision == await putting == item.mod_revision
 
-    with_store(tmp_path, scenario)
+    await with_store(tmp_path, scenario)
 
 
-def test_changes_made_during_a_flush_share_the_next_one(
+async def test_changes_made_during_a_flush_share_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -247,10 +253,10 @@ def test_changes_made_during_a_flush_share_the_next_one(
         await asyncio.gather(first, *others)
         assert disk.groups == [1, 40]
 
-    with_store(tmp_path, scenario)
+    await with_store(tmp_path, scenario)
 
 
-def test_a_failing_disk_acknowledges_nothing_and_stops_the_store(
+async def test_a_failing_disk_acknowledges_nothing_and_stops_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -268,12 +274,12 @@ def test_a_failing_disk_acknowledges_nothing_and_stops_the_store(
         with pytest.raises(StoreUnavailable):
             await watching
 
-    with_store(tmp_path, scenario)
+    await with_store(tmp_path, scenario)
     monkeypatch.undo()
-    assert content(tmp_path).items == ()
+    assert (await content(tmp_path)).items == ()
 
 
-def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a frame, then no space, then some: the change is acknowledged once, and there after a
     restart."""
     monkeypatch.setattr(journal, "FULL_RETRY_S", 0.01)
@@ -296,6 +302,6 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         room.set()
         await putting
 
-    with_store(tmp_path, scenario)
+    await with_store(tmp_path, scenario)
     monkeypatch.undo()
-    assert [item.key for item in content(tmp_path).items] == ["k"]
+    assert [item.key for item in (await content(tmp_path)).items] == ["k"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def test_a_request_carries_its_body_and_its_encoded_query(
+async def test_a_request_carries_its_body_and_its_encoded_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = "/apis/x?labelSelector=a%3Db&continue=a%2Bb%3D&timeout=1500ms"
@@ -36,11 +35,11 @@ def test_a_request_carries_its_body_and_its_encoded_query(
 
     with api_server(lambda *_: (201, {"kind": "X"})) as (url, asked):
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", url, here="x")))
-        asyncio.run(scenario())
+        await scenario()
     assert asked == [("PATCH", path, {"a": [1]})]
 
 
-def test_credentials_are_read_again_after_they_were_refused(
+async def test_credentials_are_read_again_after_they_were_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And kopf's watches get the same ones."""
@@ -64,11 +63,11 @@ def test_credentials_are_read_again_after_they_were_refused(
     with api_server(answers, with_token=True) as (url, _):
         path = kubeconfig(tmp_path / "config", url, here="x")
         monkeypatch.setenv("KUBECONFIG", str(path))
-        asyncio.run(scenario(path))
+        await scenario(path)
     assert seen == ["Bearer t-1", "Bearer t-2"]
 
 
-def test_no_answer_within_the_deadline_is_unavailable(
+async def test_no_answer_within_the_deadline_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request is sent once: a write that was given up is not repeated."""
@@ -85,11 +84,11 @@ def test_no_answer_within_the_deadline_is_unavailable(
 
     with api_server(answers) as (url, asked):
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", url, here="x")))
-        asyncio.run(scenario())
+        await scenario()
     assert len(asked) == 1
 
 
-def test_without_credentials_the_remedy_is_named(
+async def test_without_credentials_the_remedy_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -99,4 +98,4 @@ def test_without_credentials_the_remedy_is_named(
             path.write_text(content)
         monkeypatch.setenv("KUBECONFIG", str(path))
         with pytest.raises(KubernetesError, match="set KUBECONFIG"):
-            asyncio.run(connect())
+            await connect()

@@ -106,7 +106,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_namespace_that_may_not_be_read_costs_the_others_nothing_and_is_read_when_it_may_be(
+async def test_a_namespace_that_may_not_be_read_costs_the_others_nothing_and_is_read_when_it_may_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Deleting a namespace takes the operator's role in it along. The kinds count as listed, and
@@ -115,58 +115,47 @@ def test_a_namespace_that_may_not_be_read_costs_the_others_nothing_and_is_read_w
     lists = Lists("b", "c")
     informers, cache, metrics = reading(lists, "a", "b", "c")
 
-    async def scenario() -> None:
-        kinds = list(informers._kinds.values())
-        tasks = [
-            asyncio.create_task(informers._list_again_and_again(state, 3600.0)) for state in kinds
-        ]
-        try:
-            async with asyncio.timeout(120):
-                await informers.synced()
-            assert informers.problem() == ""
-            assert [name for name in "abc" if informers.refused(name)] == ["b", "c"]
-            assert informers._watched_namespaces() == ["a", "system"]
-            assert metrics.registry.get_sample_value("magnetar_operator_refused_namespaces") == 2
-            assert cache.get("BrokerCluster", "a", "one") is not None
-            await until(lambda: lists.asked.count("b") >= 2 * len(kinds))
-            lists.closed.remove("b")
-            await until(lambda: not informers.refused("b"))
-            assert informers.refused("c")
-            assert informers._watched_namespaces() == ["a", "b", "system"]
-            assert cache.get("BrokerCluster", "b", "one") is not None
-            assert lists.asked.count("a") == len(kinds), "what was read is read again at the resync"
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(scenario())
+    kinds = list(informers._kinds.values())
+    tasks = [asyncio.create_task(informers._list_again_and_again(state, 3600.0)) for state in kinds]
+    try:
+        async with asyncio.timeout(120):
+            await informers.synced()
+        assert informers.problem() == ""
+        assert [name for name in "abc" if informers.refused(name)] == ["b", "c"]
+        assert informers._watched_namespaces() == ["a", "system"]
+        assert metrics.registry.get_sample_value("magnetar_operator_refused_namespaces") == 2
+        assert cache.get("BrokerCluster", "a", "one") is not None
+        await until(lambda: lists.asked.count("b") >= 2 * len(kinds))
+        lists.closed.remove("b")
+        await until(lambda: not informers.refused("b"))
+        assert informers.refused("c")
+        assert informers._watched_namespaces() == ["a", "b", "system"]
+        assert cache.get("BrokerCluster", "b", "one") is not None
+        assert lists.asked.count("a") == len(kinds), "what was read is read again at the resync"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_an_operator_that_may_read_no_namespace_is_not_ready_and_says_why() -> None:
+async def test_an_operator_that_may_read_no_namespace_is_not_ready_and_says_why() -> None:
     """As one that may not read the cluster as a whole; what it has watched so far it would watch
     again."""
 
-    async def scenario() -> None:
-        for namespaces in (("a", "b"), ()):
-            informers, _, _ = reading(Lists("a", "b", ""), *namespaces)
-            state = informers._kinds["Pod"]
-            with pytest.raises(ApiRefused, match="403 Forbidden"):
-                await informers._list(state, namespaces or ("",))
-            assert not state.refused
-            assert informers.problem()
-            assert informers._watched_namespaces() == (["a", "b", "system"] if namespaces else [])
-
-    asyncio.run(scenario())
+    for namespaces in (("a", "b"), ()):
+        informers, _, _ = reading(Lists("a", "b", ""), *namespaces)
+        state = informers._kinds["Pod"]
+        with pytest.raises(ApiRefused, match="403 Forbidden"):
+            await informers._list(state, namespaces or ("",))
+        assert not state.refused
+        assert informers.problem()
+        assert informers._watched_namespaces() == (["a", "b", "system"] if namespaces else [])
 
 
-def test_the_namespace_of_the_lease_is_watched_even_if_it_may_not_be_read() -> None:
+async def test_the_namespace_of_the_lease_is_watched_even_if_it_may_not_be_read() -> None:
     """The sentinel lives there, and without a namespace kopf would watch all."""
 
-    async def scenario() -> None:
-        informers, _, _ = reading(Lists("system"), "a", "system")
-        assert await informers._list(informers._kinds["Pod"], ("a", "system"))
-        assert informers.refused("system")
-        assert informers._watched_namespaces() == ["a", "system"]
-
-    asyncio.run(scenario())
+    informers, _, _ = reading(Lists("system"), "a", "system")
+    assert await informers._list(informers._kinds["Pod"], ("a", "system"))
+    assert informers.refused("system")
+    assert informers._watched_namespaces() == ["a", "system"]

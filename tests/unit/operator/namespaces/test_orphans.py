@@ -3,7 +3,6 @@ other."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -118,39 +117,34 @@ async def swept(world: World) -> list[Key]:
 ORPHANS = [Key("TopicNamespace", OPEN, "orders"), Key("TransactionCoordinator", OPEN, "tx")]
 
 
-def test_a_cluster_whose_credentials_are_refused_leaves_the_orphans_of_others_to_be_found() -> None:
+async def test_a_cluster_whose_credentials_are_refused_leaves_the_orphans_of_others_to_be_found() -> (
+    None
+):
     """It comes first, and nobody who has lost a right in one namespace may lose the sweep of
     all."""
 
-    async def script() -> None:
-        secrets = Secrets(FORBIDDEN)
-        assert await swept(await world_of(secrets)) == ORPHANS
-        assert secrets.tried == 2
-
-    asyncio.run(script())
+    secrets = Secrets(FORBIDDEN)
+    assert await swept(await world_of(secrets)) == ORPHANS
+    assert secrets.tried == 2
 
 
-def test_a_cluster_in_a_namespace_that_may_not_be_read_is_not_tried() -> None:
+async def test_a_cluster_in_a_namespace_that_may_not_be_read_is_not_tried() -> None:
     """Whoever knows but a part of what is there concludes nothing, and asks for nothing."""
 
-    async def script() -> None:
-        secrets = Secrets(FORBIDDEN)
-        assert await swept(await world_of(secrets, refused=CLOSED)) == ORPHANS
-        assert secrets.tried == 0
-
-    asyncio.run(script())
+    secrets = Secrets(FORBIDDEN)
+    assert await swept(await world_of(secrets, refused=CLOSED)) == ORPHANS
+    assert secrets.tried == 0
 
 
-def test_who_does_not_lead_any_more_sweeps_no_further() -> None:
-    async def script() -> None:
-        for sweep in (namespace_release.orphans, withdrawing.orphans):
-            with pytest.raises(NotLeading):
-                await sweep(await world_of(Secrets(NotLeading("another one leads"))))
-
-    asyncio.run(script())
+async def test_who_does_not_lead_any_more_sweeps_no_further() -> None:
+    for sweep in (namespace_release.orphans, withdrawing.orphans):
+        with pytest.raises(NotLeading):
+            await sweep(await world_of(Secrets(NotLeading("another one leads"))))
 
 
-def test_a_resource_that_was_stored_before_the_rule_does_not_own_the_brokers_namespace() -> None:
+async def test_a_resource_that_was_stored_before_the_rule_does_not_own_the_brokers_namespace() -> (
+    None
+):
     """It exists and does not fit the model: its owner record goes, with what it had set there;
     fields of others stay."""
 
@@ -161,42 +155,39 @@ def test_a_resource_that_was_stored_before_the_rule_does_not_own_the_brokers_nam
 
         async def get(self, resource: Resource, namespace: str, name: str) -> None: ...
 
-    async def script() -> None:
-        world = replace(await world_of(Secrets(FORBIDDEN)), api=Readable())
-        store = await world.store_of(
-            BrokerCluster.model_validate(world.cache.get("BrokerCluster", OPEN, "main").manifest)
-        )  # type: ignore[union-attr]
-        spec = {
-            "clusterRef": {"name": "main"},
-            "tenant": "pulsar",
-            "namespace": "system",
-            "policies": {TTL: 1},
-        }
-        metadata = {"name": "system", "namespace": OPEN, "uid": "s", "resourceVersion": "2"}
-        world.cache.put(
-            shown(
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": "TopicNamespace",
-                    "metadata": metadata,
-                    "spec": spec,
-                }
-            )
+    world = replace(await world_of(Secrets(FORBIDDEN)), api=Readable())
+    store = await world.store_of(
+        BrokerCluster.model_validate(world.cache.get("BrokerCluster", OPEN, "main").manifest)
+    )  # type: ignore[union-attr]
+    spec = {
+        "clusterRef": {"name": "main"},
+        "tenant": "pulsar",
+        "namespace": "system",
+        "policies": {TTL: 1},
+    }
+    metadata = {"name": "system", "namespace": OPEN, "uid": "s", "resourceVersion": "2"}
+    world.cache.put(
+        shown(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "TopicNamespace",
+                "metadata": metadata,
+                "spec": spec,
+            }
         )
-        key, system = Key("TopicNamespace", OPEN, "system"), keys.namespace(SYSTEM_NAMESPACE)
-        policies = {TTL: 1, "max_topics_per_namespace": 7}
-        record = NamespaceRecord(
-            initial_boundaries(2), policies, f"{OPEN}/system", (f"policies.{TTL}",)
-        )
-        await store.reader.put(system, record.encode())
-        assert await namespace_release.orphans(world) == [*ORPHANS[:1], key]
-        with pytest.raises(InvalidResource, match="belongs to the brokers"):
-            await topic_namespace.reconcile(world, key)
-        item = await store.reader.get(system)
-        assert item is not None
-        assert NamespaceRecord.decode(item.value) == NamespaceRecord(
-            record.boundaries, {"max_topics_per_namespace": 7}
-        )
-        assert await namespace_release.orphans(world) == ORPHANS[:1]
-
-    asyncio.run(script())
+    )
+    key, system = Key("TopicNamespace", OPEN, "system"), keys.namespace(SYSTEM_NAMESPACE)
+    policies = {TTL: 1, "max_topics_per_namespace": 7}
+    record = NamespaceRecord(
+        initial_boundaries(2), policies, f"{OPEN}/system", (f"policies.{TTL}",)
+    )
+    await store.reader.put(system, record.encode())
+    assert await namespace_release.orphans(world) == [*ORPHANS[:1], key]
+    with pytest.raises(InvalidResource, match="belongs to the brokers"):
+        await topic_namespace.reconcile(world, key)
+    item = await store.reader.get(system)
+    assert item is not None
+    assert NamespaceRecord.decode(item.value) == NamespaceRecord(
+        record.boundaries, {"max_topics_per_namespace": 7}
+    )
+    assert await namespace_release.orphans(world) == ORPHANS[:1]

@@ -25,15 +25,12 @@ ONE, TWO = ("team", "one"), ("team", "two")
 KEY = keys.namespace(NamespaceName("acme", "orders"))
 
 
-def with_stores(script: Any) -> None:
-    async def main() -> None:
-        stores = Stores(SystemClock(), OperatorMetrics(), "operator", lambda: True)
-        try:
-            await script(stores)
-        finally:
-            await stores.close()
-
-    asyncio.run(main())
+async def with_stores(script: Any) -> None:
+    stores = Stores(SystemClock(), OperatorMetrics(), "operator", lambda: True)
+    try:
+        await script(stores)
+    finally:
+        await stores.close()
 
 
 def tasks() -> set[str]:
@@ -46,7 +43,7 @@ async def refused(asked: Coroutine[Any, Any, Any]) -> None:
         await asked
 
 
-def test_a_store_is_open_as_long_as_one_cluster_uses_it() -> None:
+async def test_a_store_is_open_as_long_as_one_cluster_uses_it() -> None:
     """Two clusters share one; it is closed with its views when the second one has gone, and
     opens nothing any more for who still holds it."""
 
@@ -69,10 +66,10 @@ def test_a_store_is_open_as_long_as_one_cluster_uses_it() -> None:
         assert again is not store
         assert stores.opened() == [again]
 
-    with_stores(script)
+    await with_stores(script)
 
 
-def test_a_cluster_that_is_given_another_store_leaves_its_former_one() -> None:
+async def test_a_cluster_that_is_given_another_store_leaves_its_former_one() -> None:
     """At once; a store that another cluster uses stays."""
 
     async def script(stores: Stores) -> None:
@@ -83,7 +80,7 @@ def test_a_cluster_that_is_given_another_store_leaves_its_former_one() -> None:
         assert stores.of(TWO, HERE) is not former
         assert len(stores.opened()) == 2
 
-    with_stores(script)
+    await with_stores(script)
 
 
 class Away(MemoryStore):
@@ -126,7 +123,7 @@ class Hands(SystemClock):
         return self.now_s
 
 
-def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(
+async def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A hundred resources of one cluster cost one timeout, not a hundred: the workers are there
@@ -134,102 +131,91 @@ def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(
     monkeypatch.setattr("magnetar_operator.stores.record_view.RETRY_MIN_S", 0.005)
     monkeypatch.setattr("magnetar_operator.stores.record_view.RETRY_MAX_S", 0.005)
 
-    async def script() -> None:
-        away, told = Away(), asyncio.Queue[str]()
-        store = ClusterStore(
-            away, Hands(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
-        )
-        store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
-        try:
-            for _ in range(100):
-                with pytest.raises(StoreUnavailable, match="nobody answers"):
-                    await store.record(KEY)
-            assert away.waited == 1
-            assert told.empty()
-            away.away = False
-            await away.put(KEY, b"{}")
-            async with asyncio.timeout(120):
-                assert await told.get() == "team/orders"
-            found = await store.record(KEY)
-            assert found is not None
-            assert found.value == b"{}"
-        finally:
-            await store.close()
-
-    asyncio.run(script())
+    away, told = Away(), asyncio.Queue[str]()
+    store = ClusterStore(
+        away, Hands(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
+    )
+    store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
+    try:
+        for _ in range(100):
+            with pytest.raises(StoreUnavailable, match="nobody answers"):
+                await store.record(KEY)
+        assert away.waited == 1
+        assert told.empty()
+        away.away = False
+        await away.put(KEY, b"{}")
+        async with asyncio.timeout(120):
+            assert await told.get() == "team/orders"
+        found = await store.record(KEY)
+        assert found is not None
+        assert found.value == b"{}"
+    finally:
+        await store.close()
 
 
-def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once() -> None:
+async def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once() -> None:
     """Its copies are warm, and many want to write, or to read what is not in a copy: one now and
     then finds out, and tells the others."""
     put = Put(KEY, b"{}")
 
-    async def script() -> None:
-        away, clock, told = Away(), Hands(), asyncio.Queue[str]()
-        away.away = False
-        store = ClusterStore(
-            away, clock, OperatorMetrics(), "operator", lambda: True, told.put_nowait
-        )
-        store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
-        requests: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
-            lambda: store.write((), (put,)),
-            lambda: store.read(KEY),
-            lambda: store.cordon("main-broker-0", "a test"),
-        )
-        try:
-            await store.record(KEY)
-            assert await store.write((), (put,)) is True
-            async with asyncio.timeout(120):
-                before = -1
-                while before != away.gets:  # until the copy is warm
-                    before = away.gets
-                    await store.record(KEY)
-                    await asyncio.sleep(0)
-            for request in requests[:2]:
-                away.away, away.waited = True, 0
-                for _ in range(100):
-                    with pytest.raises(StoreUnavailable, match="nobody answers"):
-                        await request()
-                assert away.waited == 1
-                assert await store.record(KEY) is not None, "a warm copy is read as ever"
-                for pause_s in (2.0, 2.0, 2.0, 3.0, 4.5):
-                    clock.now_s += pause_s
-                    for _ in range(100):
-                        with pytest.raises(StoreUnavailable):
-                            await request()
-                assert away.waited == 6
-                away.away = False
-                with pytest.raises(StoreOutage):
-                    await request()
-                clock.now_s += 10.0
-                assert told.empty()
-                await request()
-                assert told.get_nowait() == "team/orders"
+    away, clock, told = Away(), Hands(), asyncio.Queue[str]()
+    away.away = False
+    store = ClusterStore(away, clock, OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+    store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
+    requests: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
+        lambda: store.write((), (put,)),
+        lambda: store.read(KEY),
+        lambda: store.cordon("main-broker-0", "a test"),
+    )
+    try:
+        await store.record(KEY)
+        assert await store.write((), (put,)) is True
+        async with asyncio.timeout(120):
+            before = -1
+            while before != away.gets:  # until the copy is warm
+                before = away.gets
+                await store.record(KEY)
+                await asyncio.sleep(0)
+        for request in requests[:2]:
             away.away, away.waited = True, 0
             for _ in range(100):
-                with pytest.raises(StoreUnavailable):
-                    await requests[2]()
+                with pytest.raises(StoreUnavailable, match="nobody answers"):
+                    await request()
             assert away.waited == 1
-        finally:
-            await store.close()
-
-    asyncio.run(script())
-
-
-def test_what_is_wrong_with_one_write_holds_up_no_other() -> None:
-    """The store answers: it refuses that one."""
-
-    async def script() -> None:
-        away = Away()
-        away.away = False
-        store = ClusterStore(away, Hands(), OperatorMetrics(), "operator", lambda: True)
-        for _ in range(2):
-            with pytest.raises(StoreError, match="written twice"):
-                await store.write((), (Put(KEY, b"1"), Put(KEY, b"2")))
-        assert await store.write((), (Put(KEY, b"{}"),)) is True
+            assert await store.record(KEY) is not None, "a warm copy is read as ever"
+            for pause_s in (2.0, 2.0, 2.0, 3.0, 4.5):
+                clock.now_s += pause_s
+                for _ in range(100):
+                    with pytest.raises(StoreUnavailable):
+                        await request()
+            assert away.waited == 6
+            away.away = False
+            with pytest.raises(StoreOutage):
+                await request()
+            clock.now_s += 10.0
+            assert told.empty()
+            await request()
+            assert told.get_nowait() == "team/orders"
+        away.away, away.waited = True, 0
+        for _ in range(100):
+            with pytest.raises(StoreUnavailable):
+                await requests[2]()
+        assert away.waited == 1
+    finally:
         await store.close()
 
-    asyncio.run(script())
+
+async def test_what_is_wrong_with_one_write_holds_up_no_other() -> None:
+    """The store answers: it refuses that one."""
+
+    away = Away()
+    away.away = False
+    store = ClusterStore(away, Hands(), OperatorMetrics(), "operator", lambda: True)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="written twice"):
+            await store.write((), (Put(KEY, b"1"), Put(KEY, b"2")))
+    assert await store.write((), (Put(KEY, b"{}"),)) is True
+    await store.close()
 
 
 def test_the_longer_a_store_is_away_the_more_seldom_its_resources_look() -> None:

@@ -50,57 +50,48 @@ def value(view: RecordView, key: str) -> bytes | None:
     return found.value if found is not None else None
 
 
-def test_changes_of_others_are_known_and_told_once() -> None:
-    async def scenario() -> None:
-        async with running() as (store, watched):
-            assert value(watched.view, A) == b"1"
-            assert not watched.told, "the first look is no change"
-            await store.put(A, b"2")
-            await store.put(B, b"3")
-            await store.delete(A)
-            await watched.until(lambda: len(watched.told) == 3)
-            assert watched.told == [(A, b"1", b"2"), (B, None, b"3"), (A, b"2", None)]
-            assert (value(watched.view, A), value(watched.view, B)) == (None, b"3")
-            assert not watched.view.knows("tenants/acme")
-
-    asyncio.run(scenario())
+async def test_changes_of_others_are_known_and_told_once() -> None:
+    async with running() as (store, watched):
+        assert value(watched.view, A) == b"1"
+        assert not watched.told, "the first look is no change"
+        await store.put(A, b"2")
+        await store.put(B, b"3")
+        await store.delete(A)
+        await watched.until(lambda: len(watched.told) == 3)
+        assert watched.told == [(A, b"1", b"2"), (B, None, b"3"), (A, b"2", None)]
+        assert (value(watched.view, A), value(watched.view, B)) == (None, b"3")
+        assert not watched.view.knows("tenants/acme")
 
 
-def test_own_writes_are_known_at_once_and_not_told() -> None:
-    async def scenario() -> None:
-        async with running() as (store, watched):
-            each: tuple[list[Put | Delete], ...] = (
-                [Put(A, b"mine")],
-                [Put(B, b"mine")],
-                [Delete(A)],
+async def test_own_writes_are_known_at_once_and_not_told() -> None:
+    async with running() as (store, watched):
+        each: tuple[list[Put | Delete], ...] = (
+            [Put(A, b"mine")],
+            [Put(B, b"mine")],
+            [Delete(A)],
+        )
+        for operations in each:
+            watched.view.writing(operations)
+            watched.view.wrote(operations, (await store.transact((), operations)).revision)
+            assert value(watched.view, operations[0].key) == (
+                None if isinstance(operations[0], Delete) else b"mine"
             )
-            for operations in each:
-                watched.view.writing(operations)
-                watched.view.wrote(operations, (await store.transact((), operations)).revision)
-                assert value(watched.view, operations[0].key) == (
-                    None if isinstance(operations[0], Delete) else b"mine"
-                )
-            await store.put("namespaces/acme/last", b"theirs")
-            await watched.until(lambda: value(watched.view, "namespaces/acme/last") == b"theirs")
-            assert watched.told == [("namespaces/acme/last", None, b"theirs")]
-
-    asyncio.run(scenario())
+        await store.put("namespaces/acme/last", b"theirs")
+        await watched.until(lambda: value(watched.view, "namespaces/acme/last") == b"theirs")
+        assert watched.told == [("namespaces/acme/last", None, b"theirs")]
 
 
-def test_a_refused_write_has_the_record_read_until_it_is_known_again() -> None:
-    async def scenario() -> None:
-        async with running() as (store, watched):
-            watched.view.doubt([A, "operator/term"])
-            assert not watched.view.knows(A)
-            assert watched.view.knows(B)
-            watched.view.read(A, await store.get(A))
-            assert watched.view.knows(A)
-            watched.view.doubt([A])
-            await store.put(A, b"2")
-            await watched.until(lambda: watched.view.knows(A))
-            assert value(watched.view, A) == b"2"
-
-    asyncio.run(scenario())
+async def test_a_refused_write_has_the_record_read_until_it_is_known_again() -> None:
+    async with running() as (store, watched):
+        watched.view.doubt([A, "operator/term"])
+        assert not watched.view.knows(A)
+        assert watched.view.knows(B)
+        watched.view.read(A, await store.get(A))
+        assert watched.view.knows(A)
+        watched.view.doubt([A])
+        await store.put(A, b"2")
+        await watched.until(lambda: watched.view.knows(A))
+        assert value(watched.view, A) == b"2"
 
 
 def test_what_a_gap_hid_is_told_and_a_store_from_a_backup_is_believed() -> None:

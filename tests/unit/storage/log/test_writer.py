@@ -71,18 +71,15 @@ class GatedHandle:
         await self._inner.close()
 
 
-def run_gated(directory: Path, script: Any) -> None:
-    async def main() -> None:
-        volume = GatedVolume(directory)
-        try:
-            await script(volume)
-        finally:
-            await volume.close()
-
-    asyncio.run(main())
+async def run_gated(directory: Path, script: Any) -> None:
+    volume = GatedVolume(directory)
+    try:
+        await script(volume)
+    finally:
+        await volume.close()
 
 
-def test_everything_of_one_iteration_joins_one_flush(tmp_path: Path) -> None:
+async def test_everything_of_one_iteration_joins_one_flush(tmp_path: Path) -> None:
     """Group commit without linger: one flush for what was appended before it started, one for
     what came concurrently."""
 
@@ -102,7 +99,7 @@ def test_everything_of_one_iteration_joins_one_flush(tmp_path: Path) -> None:
             assert list(done) == list(range(30))
             assert writer.pending_bytes == 0
 
-    run_gated(tmp_path, script)
+    await run_gated(tmp_path, script)
 
 
 def test_places_lead_back_to_the_records(tmp_path: Path) -> None:
@@ -198,7 +195,7 @@ def test_roll_goes_on_in_the_next_file(tmp_path: Path) -> None:
     ("failure", "appends", "seal"),
     [(StorageError("EIO"), 2, FILE_HEADER_BYTES), (Fenced("claim gone"), 1, None)],
 )
-def test_after_a_failure_nothing_is_acknowledged_any_more(
+async def test_after_a_failure_nothing_is_acknowledged_any_more(
     tmp_path: Path, failure: StorageError, appends: int, seal: int | None
 ) -> None:
     """Neither what was under way, nor what waited, nor what comes later; the owner learns of it
@@ -234,7 +231,7 @@ def test_after_a_failure_nothing_is_acknowledged_any_more(
             "a file that was not abandoned is sealed by the new owner"
         )
 
-    run_gated(tmp_path, script)
+    await run_gated(tmp_path, script)
 
 
 def test_an_idle_owner_finds_out_that_its_claim_is_gone(tmp_path: Path) -> None:
@@ -275,7 +272,7 @@ def test_whoever_waits_for_nothing_but_the_claim_is_not_told_that_it_is_there(
     run_on_volume(tmp_path, script)
 
 
-def test_what_check_claim_finds_out_holds_for_a_write_under_way(tmp_path: Path) -> None:
+async def test_what_check_claim_finds_out_holds_for_a_write_under_way(tmp_path: Path) -> None:
     """An append that succeeds after the owner was found fenced is not acknowledged."""
 
     async def script(volume: GatedVolume) -> None:
@@ -294,7 +291,7 @@ def test_what_check_claim_finds_out_holds_for_a_write_under_way(tmp_path: Path) 
         await writer.close()
         assert done == {}
 
-    run_gated(tmp_path, script)
+    await run_gated(tmp_path, script)
 
 
 def test_an_incarnation_opens_its_log_once(tmp_path: Path) -> None:
@@ -339,7 +336,7 @@ def test_an_owner_adopts_an_equal_seal(tmp_path: Path) -> None:
     run_on_volume(tmp_path, script)
 
 
-def test_limits_are_kept(tmp_path: Path) -> None:
+async def test_limits_are_kept(tmp_path: Path) -> None:
     async def script(volume: GatedVolume) -> None:
         async with open_writer(volume, pending_bytes_max=10_000) as writer:
             volume.gate.clear()
@@ -353,11 +350,13 @@ def test_limits_are_kept(tmp_path: Path) -> None:
             with pytest.raises(LimitExceeded, match="block_bytes_max"):
                 append_numbered(writer, 0, {}, size=FILE_BYTES)
 
-    run_gated(tmp_path, script)
+    await run_gated(tmp_path, script)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_waits_for_the_disk_is_told_once_it_has_caught_up(tmp_path: Path, fails: bool) -> None:
+async def test_who_waits_for_the_disk_is_told_once_it_has_caught_up(
+    tmp_path: Path, fails: bool
+) -> None:
     """Nobody has to look: at the flush that brings what is pending to the bound, or at the log's
     failure, after which nothing is flushed."""
 
@@ -386,7 +385,7 @@ def test_who_waits_for_the_disk_is_told_once_it_has_caught_up(tmp_path: Path, fa
         await writer.close()
         assert bool(failures) == fails
 
-    run_gated(tmp_path, script)
+    await run_gated(tmp_path, script)
 
 
 def test_a_callback_that_raises_stops_the_log(tmp_path: Path) -> None:

@@ -104,117 +104,99 @@ def test_a_hole_is_named_and_left_as_it_is(appends: int, gone: set[int]) -> None
     asyncio.run(script())
 
 
-def test_a_hole_in_a_file_that_was_just_left_is_named_too() -> None:
+async def test_a_hole_in_a_file_that_was_just_left_is_named_too() -> None:
     """Its owner died before it was sealed; the next file is as it should be."""
 
-    async def script() -> None:
-        service = MemoryService()
-        await crashed(taker(service), [4, 3], sealed=False)
-        del service.objects[names.slot(FIRST, 2)]
-        with pytest.raises(CorruptData, match=r"00000000\.log/00000002 is missing"):
-            await fence(taker(service), INCARNATION)
-        assert fences(service) == []
-
-    asyncio.run(script())
+    service = MemoryService()
+    await crashed(taker(service), [4, 3], sealed=False)
+    del service.objects[names.slot(FIRST, 2)]
+    with pytest.raises(CorruptData, match=r"00000000\.log/00000002 is missing"):
+        await fence(taker(service), INCARNATION)
+    assert fences(service) == []
 
 
-def test_a_sealed_file_is_whole_again_once_its_slots_are_back() -> None:
+async def test_a_sealed_file_is_whole_again_once_its_slots_are_back() -> None:
     """What was found while they were missing is remembered by nobody."""
 
-    async def script() -> None:
-        service = MemoryService()
-        done = await crashed(taker(service), [4, 3])
-        volume = taker(service)
-        await fence(volume, INCARNATION)
-        for slot in (1, 4):
-            lost = service.objects.pop(names.slot(FIRST, slot))
-            with pytest.raises(
-                CorruptData, match=f"{slot:08d} is missing, but the file is sealed"
-            ) as missing:
-                await read_numbers(taker(service), None)
-            assert missing.value.file == names.slot(FIRST, slot)
-            follower = taker(service)
-            with pytest.raises(CorruptData):
-                await read_numbers(follower, None)
-            service.objects[names.slot(FIRST, slot)] = lost
-            assert await read_numbers(follower, None) == done
-
-    asyncio.run(script())
+    service = MemoryService()
+    done = await crashed(taker(service), [4, 3])
+    volume = taker(service)
+    await fence(volume, INCARNATION)
+    for slot in (1, 4):
+        lost = service.objects.pop(names.slot(FIRST, slot))
+        with pytest.raises(
+            CorruptData, match=f"{slot:08d} is missing, but the file is sealed"
+        ) as missing:
+            await read_numbers(taker(service), None)
+        assert missing.value.file == names.slot(FIRST, slot)
+        follower = taker(service)
+        with pytest.raises(CorruptData):
+            await read_numbers(follower, None)
+        service.objects[names.slot(FIRST, slot)] = lost
+        assert await read_numbers(follower, None) == done
 
 
-def test_missing_last_slots_are_named_where_their_length_is_known() -> None:
+async def test_missing_last_slots_are_named_where_their_length_is_known() -> None:
     """From a term that began there, or a key of a file whose seal is missing as well; before a
     fence hides them."""
 
-    async def script() -> None:
-        service = MemoryService()
-        done = await crashed(taker(service), [6])
-        known = {0: (await taker(service).appended_length(FIRST))}
-        lost = {slot: service.objects.pop(names.slot(FIRST, slot)) for slot in (5, 6)}
-        volume = taker(service)
-        with pytest.raises(CorruptData, match=f"ends before {known[0]}"):
-            await fence(volume, INCARNATION, known)
-        assert fences(service) == []
-        assert await read_seal(volume, INCARNATION, 0) is None
-        service.objects.update({names.slot(FIRST, slot): value for slot, value in lost.items()})
-        assert (await fence(volume, INCARNATION, known))[0].length == known[0]
-        assert await read_numbers(volume, None) == done
-
-    asyncio.run(script())
+    service = MemoryService()
+    done = await crashed(taker(service), [6])
+    known = {0: (await taker(service).appended_length(FIRST))}
+    lost = {slot: service.objects.pop(names.slot(FIRST, slot)) for slot in (5, 6)}
+    volume = taker(service)
+    with pytest.raises(CorruptData, match=f"ends before {known[0]}"):
+        await fence(volume, INCARNATION, known)
+    assert fences(service) == []
+    assert await read_seal(volume, INCARNATION, 0) is None
+    service.objects.update({names.slot(FIRST, slot): value for slot, value in lost.items()})
+    assert (await fence(volume, INCARNATION, known))[0].length == known[0]
+    assert await read_numbers(volume, None) == done
 
 
-def test_no_fence_hides_a_file_that_is_missing_as_a_whole() -> None:
+async def test_no_fence_hides_a_file_that_is_missing_as_a_whole() -> None:
     """Its predecessor's seal announces it: the fence goes to the place behind it."""
 
-    async def script() -> None:
-        service = MemoryService()
-        done = await crashed(taker(service), [3, 3])
-        lost = {
-            key: service.objects.pop(key)
-            for key in list(service.objects)
-            if key.startswith(f"{SECOND}/")
-        }
-        await fence(taker(service), INCARNATION)
-        assert [key for key in fences(service) if key in lost] == []
-        service.objects.update(lost)
-        volume = taker(service)
-        assert [file.number for file in await fence(volume, INCARNATION)] == [0, 1]
-        assert await read_numbers(volume, None) == done
-
-    asyncio.run(script())
+    service = MemoryService()
+    done = await crashed(taker(service), [3, 3])
+    lost = {
+        key: service.objects.pop(key)
+        for key in list(service.objects)
+        if key.startswith(f"{SECOND}/")
+    }
+    await fence(taker(service), INCARNATION)
+    assert [key for key in fences(service) if key in lost] == []
+    service.objects.update(lost)
+    volume = taker(service)
+    assert [file.number for file in await fence(volume, INCARNATION)] == [0, 1]
+    assert await read_numbers(volume, None) == done
 
 
-def test_a_list_that_shows_a_slot_and_not_the_one_before_is_no_hole() -> None:
+async def test_a_list_that_shows_a_slot_and_not_the_one_before_is_no_hole() -> None:
     """A list is no moment: the owner may have put both while it was made. Only a look by name
     decides."""
 
-    async def script() -> None:
-        service = Laggard()
-        done = await crashed(taker(service), [6])
-        service.hidden = {names.slot(FIRST, slot) for slot in (0, 2, 5)}
-        volume = taker(service)
-        await volume.end_log(names.logs_of(INCARNATION))
-        service.hidden = set()
-        await fence(volume, INCARNATION)
-        assert await read_numbers(volume, None) == done
-
-    asyncio.run(script())
+    service = Laggard()
+    done = await crashed(taker(service), [6])
+    service.hidden = {names.slot(FIRST, slot) for slot in (0, 2, 5)}
+    volume = taker(service)
+    await volume.end_log(names.logs_of(INCARNATION))
+    service.hidden = set()
+    await fence(volume, INCARNATION)
+    assert await read_numbers(volume, None) == done
 
 
-def test_a_hole_that_a_late_list_does_not_show_is_found_by_name() -> None:
+async def test_a_hole_that_a_late_list_does_not_show_is_found_by_name() -> None:
     """A file system that caches: the list ends below the hole, or shows nothing of the file."""
 
-    async def script() -> None:
-        for shown in (range(3), range(0)):
-            service = Laggard()
-            await crashed(SlotVolume(LaggardObjects(service, CLOCK), CLOCK), [6])
-            del service.objects[names.slot(FIRST, 4)]
-            service.hidden = {names.slot(FIRST, slot) for slot in range(7) if slot not in shown}
-            with pytest.raises(CorruptData, match="00000004 is missing"):
-                await fence(SlotVolume(LaggardObjects(service, CLOCK), CLOCK), INCARNATION)
-            assert fences(service) == []
-
-    asyncio.run(script())
+    for shown in (range(3), range(0)):
+        service = Laggard()
+        await crashed(SlotVolume(LaggardObjects(service, CLOCK), CLOCK), [6])
+        del service.objects[names.slot(FIRST, 4)]
+        service.hidden = {names.slot(FIRST, slot) for slot in range(7) if slot not in shown}
+        with pytest.raises(CorruptData, match="00000004 is missing"):
+            await fence(SlotVolume(LaggardObjects(service, CLOCK), CLOCK), INCARNATION)
+        assert fences(service) == []
 
 
 async def _linked(directory: Path) -> ObjectStore:
@@ -223,34 +205,28 @@ async def _linked(directory: Path) -> ObjectStore:
     return objects
 
 
-def test_a_hole_among_links_is_named(tmp_path: Path) -> None:
-    async def script() -> None:
-        objects = await _linked(tmp_path)
-        done = await crashed(SlotVolume(objects, CLOCK), [6])
-        path = tmp_path / names.slot(FIRST, 3)
-        path.rename(tmp_path / "kept")
-        volume = SlotVolume(objects, CLOCK)
-        with pytest.raises(CorruptData, match="00000003 is missing"):
-            await fence(volume, INCARNATION)
-        (tmp_path / "kept").rename(path)
+async def test_a_hole_among_links_is_named(tmp_path: Path) -> None:
+    objects = await _linked(tmp_path)
+    done = await crashed(SlotVolume(objects, CLOCK), [6])
+    path = tmp_path / names.slot(FIRST, 3)
+    path.rename(tmp_path / "kept")
+    volume = SlotVolume(objects, CLOCK)
+    with pytest.raises(CorruptData, match="00000003 is missing"):
         await fence(volume, INCARNATION)
-        assert await read_numbers(volume, None) == done
-        await objects.close()
+    (tmp_path / "kept").rename(path)
+    await fence(volume, INCARNATION)
+    assert await read_numbers(volume, None) == done
+    await objects.close()
 
-    asyncio.run(script())
 
-
-def test_a_fence_in_a_hole_is_named_with_what_it_hides() -> None:
-    async def script() -> None:
-        service = MemoryService()
-        await crashed(taker(service), [6])
-        key = names.slot(FIRST, 3)
-        del service.objects[key]
-        await taker(service)._fence(names.logs_of(INCARNATION), 0, 3, {})
-        with pytest.raises(CorruptData, match=rf"remove the fence {key} first"):
-            await fence(taker(service), INCARNATION)
-
-    asyncio.run(script())
+async def test_a_fence_in_a_hole_is_named_with_what_it_hides() -> None:
+    service = MemoryService()
+    await crashed(taker(service), [6])
+    key = names.slot(FIRST, 3)
+    del service.objects[key]
+    await taker(service)._fence(names.logs_of(INCARNATION), 0, 3, {})
+    with pytest.raises(CorruptData, match=rf"remove the fence {key} first"):
+        await fence(taker(service), INCARNATION)
 
 
 class TestAccepting:
@@ -297,25 +273,22 @@ class TestAccepting:
 
         self.play([3, 3], script)
 
-    def test_a_damaged_file_of_a_directory_too(self, tmp_path: Path) -> None:
-        async def script() -> None:
-            volume, done = PosixVolume(tmp_path), dict[int, RecordPlace]()
-            writer = new_writer(volume, Failures())
-            await writer.open()
-            for number in range(4):
-                append_numbered(writer, number, done)
-                await writer.barrier()
-            with (tmp_path / FIRST).open("r+b") as file:
-                file.seek(done[2].offset)
-                file.write(b"\xff")
-            with pytest.raises(CorruptData):
-                await fence(volume, INCARNATION)
-            await accept_loss(volume, await examine_loss(volume, FIRST))
-            assert list(await self.read(volume, await fence(volume, INCARNATION))) == [0, 1]
-            await writer.close()
-            await volume.close()
-
-        asyncio.run(script())
+    async def test_a_damaged_file_of_a_directory_too(self, tmp_path: Path) -> None:
+        volume, done = PosixVolume(tmp_path), dict[int, RecordPlace]()
+        writer = new_writer(volume, Failures())
+        await writer.open()
+        for number in range(4):
+            append_numbered(writer, number, done)
+            await writer.barrier()
+        with (tmp_path / FIRST).open("r+b") as file:
+            file.seek(done[2].offset)
+            file.write(b"\xff")
+        with pytest.raises(CorruptData):
+            await fence(volume, INCARNATION)
+        await accept_loss(volume, await examine_loss(volume, FIRST))
+        assert list(await self.read(volume, await fence(volume, INCARNATION))) == [0, 1]
+        await writer.close()
+        await volume.close()
 
     @pytest.mark.parametrize(
         ("file", "why"),

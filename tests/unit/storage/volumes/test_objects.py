@@ -59,7 +59,7 @@ def test_a_conflict_of_two_requests_decides_nothing() -> None:
     assert service.creates == 3
 
 
-def test_the_check_of_a_store_survives_a_conflict_that_decides_nothing() -> None:
+async def test_the_check_of_a_store_survives_a_conflict_that_decides_nothing() -> None:
     """409 to its only creation, lost answers: a server must start on a day like that."""
     service, refusals = MemoryService(), [1]
 
@@ -69,51 +69,45 @@ def test_the_check_of_a_store_survives_a_conflict_that_decides_nothing() -> None
             raise ObjectTaken(key)
 
     service.before, service.after = conflict, unclear_times(1)
-    asyncio.run(RetryingObjects(service, CLOCK).check())
+    await RetryingObjects(service, CLOCK).check()
     assert service.objects == {}
 
 
-def test_a_store_that_drops_marks_is_refused() -> None:
+async def test_a_store_that_drops_marks_is_refused() -> None:
     class Forgetful(MemoryService):
         async def create(self, key: str, buffers: Sequence[Buffer], mark: str) -> None:
             del mark
             await super().create(key, buffers, "")
 
     with pytest.raises(StorageError, match="drops the metadata"):
-        asyncio.run(RetryingObjects(Forgetful(), CLOCK).check())
+        await RetryingObjects(Forgetful(), CLOCK).check()
 
 
-def test_an_outage_is_waited_for_until_it_is_too_long() -> None:
+async def test_an_outage_is_waited_for_until_it_is_too_long() -> None:
     """Then each further request is tried once."""
 
-    async def scenario() -> None:
-        service = MemoryService()
-        service.before = unclear_times(1 << 30)
-        objects = RetryingObjects(service, CLOCK)
-        with pytest.raises(StorageError, match=r"failed [0-9]+ times within 0 s, last: key"):
-            await objects.put_if_absent("key", [b"mine"])
-        assert service.objects == {}
-        before = service.creates
-        with pytest.raises(StorageError, match="failed 1 times"):
-            await objects.put_if_absent("other", [b"mine"])
-        assert service.creates == before + 1
-        service.before = unclear_times(0)
-        assert await objects.put_if_absent("key", [b"mine"])
-
-    asyncio.run(scenario())
+    service = MemoryService()
+    service.before = unclear_times(1 << 30)
+    objects = RetryingObjects(service, CLOCK)
+    with pytest.raises(StorageError, match=r"failed [0-9]+ times within 0 s, last: key"):
+        await objects.put_if_absent("key", [b"mine"])
+    assert service.objects == {}
+    before = service.creates
+    with pytest.raises(StorageError, match="failed 1 times"):
+        await objects.put_if_absent("other", [b"mine"])
+    assert service.creates == before + 1
+    service.before = unclear_times(0)
+    assert await objects.put_if_absent("key", [b"mine"])
 
 
-def test_a_deletion_says_whether_something_was_there() -> None:
-    async def scenario() -> None:
-        objects = RetryingObjects(MemoryService(), CLOCK)
-        await objects.put_if_absent("key", [b"1"])
-        assert [
-            await objects.delete("key"),
-            await objects.delete("key"),
-            await objects.exists("key"),
-        ] == [True, False, False]
-
-    asyncio.run(scenario())
+async def test_a_deletion_says_whether_something_was_there() -> None:
+    objects = RetryingObjects(MemoryService(), CLOCK)
+    await objects.put_if_absent("key", [b"1"])
+    assert [
+        await objects.delete("key"),
+        await objects.delete("key"),
+        await objects.exists("key"),
+    ] == [True, False, False]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5))

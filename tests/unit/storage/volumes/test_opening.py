@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -50,18 +49,15 @@ def test_what_is_a_directory_and_what_is_not() -> None:
         assert not is_directory(location)
 
 
-def test_a_directory_and_a_directory_of_links_are_opened(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        for location, kind in (
-            (str(tmp_path / "a"), PosixVolume),
-            (f"link://{tmp_path}/b", SlotVolume),
-        ):
-            volume = await open_volume(location, CLOCK)
-            assert isinstance(volume, kind)
-            assert await volume.list("") == []
-            await volume.close()
-
-    asyncio.run(scenario())
+async def test_a_directory_and_a_directory_of_links_are_opened(tmp_path: Path) -> None:
+    for location, kind in (
+        (str(tmp_path / "a"), PosixVolume),
+        (f"link://{tmp_path}/b", SlotVolume),
+    ):
+        volume = await open_volume(location, CLOCK)
+        assert isinstance(volume, kind)
+        assert await volume.list("") == []
+        await volume.close()
 
 
 def test_nfs_is_refused_as_a_directory_with_a_way_out(tmp_path: Path) -> None:
@@ -70,12 +66,12 @@ def test_nfs_is_refused_as_a_directory_with_a_way_out(tmp_path: Path) -> None:
     coherence.check_linked_file_system(NFS, tmp_path)
 
 
-def test_an_unknown_file_system_is_refused_for_links_too(
+async def test_an_unknown_file_system_is_refused_for_links_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linked_objects, "file_system_magic", lambda _path: 0x65735546)
     with pytest.raises(StorageError, match=r"FUSE .* s3://"):
-        asyncio.run(open_volume(f"link://{tmp_path}/b", CLOCK))
+        await open_volume(f"link://{tmp_path}/b", CLOCK)
 
 
 def test_obstore_is_imported_only_for_a_volume_on_s3() -> None:

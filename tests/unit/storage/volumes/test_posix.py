@@ -62,7 +62,7 @@ def test_zeros_never_cover_what_was_appended(tmp_path: Path) -> None:
     run_on_volume(tmp_path, script)
 
 
-def test_a_log_that_is_collected_while_its_owner_creates_it_is_an_error_of_the_storage(
+async def test_a_log_that_is_collected_while_its_owner_creates_it_is_an_error_of_the_storage(
     tmp_path: Path,
 ) -> None:
     """The owner slept between two steps of it; what it gets is handled as any failed creation."""
@@ -73,13 +73,10 @@ def test_a_log_that_is_collected_while_its_owner_creates_it_is_an_error_of_the_s
             (tmp_path / name).unlink()
             return descriptor
 
-    async def scenario() -> None:
-        volume = Collected(tmp_path)
-        with pytest.raises(StorageError, match="is gone"):
-            await volume.create_log("log", 4096, b"header")
-        await volume.close()
-
-    asyncio.run(scenario())
+    volume = Collected(tmp_path)
+    with pytest.raises(StorageError, match="is gone"):
+        await volume.create_log("log", 4096, b"header")
+    await volume.close()
 
 
 def test_large_reads_take_the_other_path_and_agree(tmp_path: Path) -> None:
@@ -140,27 +137,24 @@ def test_file_systems_that_cache_attributes_are_refused() -> None:
     check_file_system(0x58465342, Path("/data"))
 
 
-def test_a_call_goes_on_when_its_caller_is_cancelled() -> None:
+async def test_a_call_goes_on_when_its_caller_is_cancelled() -> None:
     """A flush that has begun must end before the next one begins, whoever still waits for it."""
 
-    async def main() -> None:
-        worker = Worker("test")
-        gate, entered, calls = threading.Event(), threading.Event(), []
+    worker = Worker("test")
+    gate, entered, calls = threading.Event(), threading.Event(), []
 
-        def first() -> None:
-            entered.set()
-            gate.wait()
-            calls.append("first")
+    def first() -> None:
+        entered.set()
+        gate.wait()
+        calls.append("first")
 
-        cancelled = worker.submit(first)
-        following = worker.submit(calls.append, "second")
-        await asyncio.get_running_loop().run_in_executor(None, entered.wait)
-        cancelled.cancel()
-        gate.set()
-        await following
-        assert calls == ["first", "second"]
-        with pytest.raises(ZeroDivisionError):
-            await worker.submit(lambda: 1 // 0)
-        worker.close()
-
-    asyncio.run(main())
+    cancelled = worker.submit(first)
+    following = worker.submit(calls.append, "second")
+    await asyncio.get_running_loop().run_in_executor(None, entered.wait)
+    cancelled.cancel()
+    gate.set()
+    await following
+    assert calls == ["first", "second"]
+    with pytest.raises(ZeroDivisionError):
+        await worker.submit(lambda: 1 // 0)
+    worker.close()

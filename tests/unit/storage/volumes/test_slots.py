@@ -238,30 +238,27 @@ def test_whatever_of_the_log_was_collected_its_fences_stay() -> None:
     play(script)
 
 
-def test_a_list_that_lags_behind_hides_nothing_from_a_taker() -> None:
+async def test_a_list_that_lags_behind_hides_nothing_from_a_taker() -> None:
     """Slots and files that it does not show yet are found by trying."""
 
-    async def script() -> None:
-        service = Laggard()
-        owner = SlotVolume(RetryingObjects(service, CLOCK), CLOCK)
-        failures = Failures()
-        writer = new_writer(owner, failures)
-        await writer.open()
-        done: dict[int, RecordPlace] = {}
-        for number in range(6):
-            append_numbered(writer, number, done)
-            await writer.barrier()
-            if number == 3:
-                await writer.roll("test")
-        service.hidden = {
-            key for key in service.objects if names.slot_of(key) not in (None, (LOG, 0), (LOG, 1))
-        }
-        taker = SlotVolume(LaggardObjects(service, CLOCK), CLOCK)
-        sealed = await fence(taker, INCARNATION)
-        assert [file.number for file in sealed] == [0, 1]
-        assert await read_numbers(taker, None) == done
-
-    asyncio.run(script())
+    service = Laggard()
+    owner = SlotVolume(RetryingObjects(service, CLOCK), CLOCK)
+    failures = Failures()
+    writer = new_writer(owner, failures)
+    await writer.open()
+    done: dict[int, RecordPlace] = {}
+    for number in range(6):
+        append_numbered(writer, number, done)
+        await writer.barrier()
+        if number == 3:
+            await writer.roll("test")
+    service.hidden = {
+        key for key in service.objects if names.slot_of(key) not in (None, (LOG, 0), (LOG, 1))
+    }
+    taker = SlotVolume(LaggardObjects(service, CLOCK), CLOCK)
+    sealed = await fence(taker, INCARNATION)
+    assert [file.number for file in sealed] == [0, 1]
+    assert await read_numbers(taker, None) == done
 
 
 class TestProbe:
@@ -295,7 +292,7 @@ class TestProbe:
             asyncio.run(volume_over(service).probe())
         assert not [key for key in service.objects if not key.startswith("probes/")]
 
-    def test_a_good_store_is_left_as_it_was(self) -> None:
+    async def test_a_good_store_is_left_as_it_was(self) -> None:
         service = MemoryService()
-        asyncio.run(volume_over(service).probe())
+        await volume_over(service).probe()
         assert service.objects == {}
