@@ -1,0 +1,264 @@
+"""What a decision reads and what it answers.
+
+Owns: the values between the balancer and its host: brokers, bundles, policies, memory of earlier
+decisions, moves. Imports: metadata.codec, balance.load, balance.settings, balance.top_k. Pure.
+Invariants: all values are frozen; a bundle is known by its name everywhere; a stale report counts
+as none.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, TopicLoad
+from magnetar.balance.settings import Settings
+from magnetar.balance.top_k import namespace_of
+from magnetar.metadata.codec import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A registered broker. `draining` ones take no bundle and lose those they have."""
+
+    name: str
+    report: LoadReport | None = None
+    host: str = ""
+    domain: str = ""
+    version: str = ""
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle and its owner ("" = an orphan). `history` is None while nobody measured it; a
+    `pinned` bundle is not moved."""
+
+    name: str
+    broker: str = ""
+    history: History | None = None
+    topics: int = 0
+    sessions: int = 0
+    pinned: bool = False
+    hot: tuple[TopicLoad, ...] = ()
+
+    @property
+    def short(self) -> Rates:
+        return (self.history or History()).short.rates
+
+    @property
+    def long(self) -> Rates:
+        return (self.history or History()).long.rates
+
+    @property
+    def level(self) -> Rates:
+        return (self.history or History()).level.mean.rates
+
+    @property
+    def namespace(self) -> str:
+        return namespace_of(self.name)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All brokers and bundles at one moment. The properties are computed once."""
+
+    now_ms: int
+    brokers: tuple[Broker, ...]
+    bundles: tuple[Bundle, ...] = ()
+
+    @cached_property
+    def by_name(self) -> dict[str, Broker]:
+        return {broker.name: broker for broker in self.brokers}
+
+    @cached_property
+    def bundle(self) -> dict[str, Bundle]:
+        return {bundle.name: bundle for bundle in self.bundles}
+
+    @cached_property
+    def owned(self) -> dict[str, list[Bundle]]:
+        """Bundles by broker; what an unknown broker owns is left out."""
+        found: dict[str, list[Bundle]] = {broker.name: [] for broker in self.brokers}
+        for bundle in self.bundles:
+            if bundle.broker in found:
+                found[bundle.broker].append(bundle)
+        return found
+
+    @cached_property
+    def long_rates(self) -> dict[str, float]:
+        """Long-term messages/s by broker."""
+        return {
+            name: sum(bundle.long.messages for bundle in bundles)
+            for name, bundles in self.owned.items()
+        }
+
+    @cached_property
+    def namespace_counts(self) -> Counter[tuple[str, str]]:
+        """Bundles by namespace and broker."""
+        return Counter((bundle.namespace, bundle.broker) for bundle in self.bundles)
+
+    def report(self, broker: str, settings: Settings) -> LoadReport | None:
+        """Its report, unless it is stale."""
+        report = self.by_name[broker].report
+        return report if report is not None and report.fresh(self.now_ms, settings) else None
+
+    def usage(self, broker: str, settings: Settings) -> float:
+        """Weighted maximum usage, 0 without a report."""
+        report = self.report(broker, settings)
+        return report.weighted_usage(settings) if report is not None else 0.0
+
+    def rates(self, broker: str, settings: Settings) -> Rates:
+        report = self.report(broker, settings)
+        return report.rates if report is not None else Rates()
+
+
+def joined(
+    owners: Mapping[str, str], reports: Iterable[LoadReport], pinned: Iterable[str] = ()
+) -> tuple[Bundle, ...]:
+    """The bundles of a cluster by their owners ("" = none), each with what its owner reported, or
+    else with the newest that another broker did: its rates survive its move."""
+    loads: dict[str, tuple[tuple[bool, int, str], BundleLoad]] = {}
+    for report in reports:
+        for load in report.top:
+            rank = (owners.get(load.name) == report.broker, report.updated_ms, report.broker)
+            if load.name not in loads or loads[load.name][0] < rank:
+                loads[load.name] = rank, load
+    fixed = frozenset(pinned)
+    return tuple(
+        Bundle(
+            name,
+            owner,
+            load.history if load else None,
+            load.topics if load else 0,
+            load.producers + load.consumers if load else 0,
+            name in fixed,
+            load.hot if load else (),
+        )
+        for name, owner in sorted(owners.items())
+        for load in (loads[name][1] if name in loads else None,)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One bundle and its next owner; `source` "" = it was an orphan."""
+
+    bundle: str
+    source: str
+    destination: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """When a bundle moved last, its load then, and between which brokers."""
+
+    at_ms: int
+    load: float
+    brokers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(Record):
+    """What one decision leaves to the next. Averages are by broker, the rest as named.
+
+    `planned`: destinations of AvgShedder by bundle. `preallocated`: destinations chosen whose
+    bundles have not arrived. `turn`: of round robin.
+    """
+
+    usage: dict[str, float] = field(default_factory=dict)
+    throughput: dict[str, float] = field(default_factory=dict)
+    low_hits: dict[str, int] = field(default_factory=dict)
+    high_hits: dict[str, int] = field(default_factory=dict)
+    transfer_hits: int = 0
+    split_hits: dict[str, int] = field(default_factory=dict)
+    planned: dict[str, str] = field(default_factory=dict)
+    preallocated: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, Moved] = field(default_factory=dict)
+    turn: int = 0
+
+    def observe(self, cluster: Cluster, settings: Settings) -> Memory:
+        """Take up the usage of this cycle, and drop what is over: brokers and bundles that are
+        gone, arrivals, grace periods."""
+        fresh = {
+            broker.name: report
+            for broker in cluster.brokers
+            if (report := cluster.report(broker.name, settings)) is not None
+        }
+
+        def average(former: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+            keep = settings.history
+            return {
+                name: keep * former[name] + (1 - keep) * value if name in former else value
+                for name, value in now.items()
+            }
+
+        def waiting(bundle: str, destination: str) -> bool:
+            found = cluster.bundle.get(bundle)
+            return (
+                found is not None and found.broker != destination and destination in cluster.by_name
+            )
+
+        since_ms = cluster.now_ms - settings.grace_minutes * 60_000
+        return replace(
+            self,
+            usage=average(
+                self.usage, {name: item.weighted_usage(settings) for name, item in fresh.items()}
+            ),
+            throughput=average(
+                self.throughput, {name: item.rates.throughput for name, item in fresh.items()}
+            ),
+            low_hits={name: hits for name, hits in self.low_hits.items() if name in fresh},
+            high_hits={name: hits for name, hits in self.high_hits.items() if name in fresh},
+            planned={name: to for name, to in self.planned.items() if waiting(name, to)},
+            preallocated={name: to for name, to in self.preallocated.items() if waiting(name, to)},
+            moved={
+                name: moved
+                for name, moved in self.moved.items()
+                if moved.at_ms > since_ms and name in cluster.bundle
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A bundle to be split; its owner finds the boundaries if there are none here."""
+
+    bundle: str
+    algorithm: str
+    reason: str
+    boundaries: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Two neighbours that become one bundle."""
+
+    bundles: tuple[str, str]
+    merged: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Record):
+    """What was decided (moves in the order in which they help), why, what was passed over
+    (bounded), and the memory for the next decision."""
+
+    memory: Memory
+    reason: str
+    moves: tuple[Move, ...] = ()
+    splits: tuple[Split, ...] = ()
+    merges: tuple[Merge, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+NOTES_MAX = 50
+"""Notes of one outcome: a log of every bundle would be as large as the cluster."""
+
+
+def pick(seed: int, key: str, count: int) -> int:
+    """0..count-1 by chance: the same for the same seed and key, whatever else is decided."""
+    return zlib.crc32(f"{seed}/{key}".encode()) % count

@@ -1,0 +1,221 @@
+"""When bundles are split or merged by load, and where.
+
+Owns: the conditions of splits and merges, boundaries by topics and by rates, isolation of a hot
+topic. Imports: errors, names, ownership.splits, balance. Pure. Invariants: boundaries lie strictly
+inside the bundle; a bundle with fewer than two topics is not split (#12527); what a split made is
+too large to be merged again; a namespace keeps `plannerMergeBundlesMin` bundles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from magnetar.balance.cluster import NOTES_MAX, Bundle, Merge, Outcome, Split
+from magnetar.balance.filters import Situation
+from magnetar.balance.load import Rates, TopicLoad
+from magnetar.balance.planner import cost, loads
+from magnetar.balance.settings import ALGORITHMS, MIB, PLANNER, Settings
+from magnetar.balance.top_k import is_excluded
+from magnetar.errors import InvalidRequest, NotAllowed
+from magnetar.names import BundleName
+from magnetar.ownership.splits import (
+    CHILDREN_MAX,
+    RANGE_EQUALLY_DIVIDE,
+    SPECIFIED_POSITIONS_DIVIDE,
+    range_equally_divide,
+    specified_positions_divide,
+)
+
+TOPIC_COUNT_EQUALLY_DIVIDE = ALGORITHMS[1]
+FLOW_OR_QPS_EQUALLY_DIVIDE = ALGORITHMS[3]
+ISOLATED_SHARE = 0.5
+"""Of its bundle's load: a topic with more gets a bundle of its own."""
+
+
+def boundaries(
+    bundle: BundleName, algorithm: str, topics: Sequence[TopicLoad], settings: Settings
+) -> tuple[int, ...]:
+    """Where an algorithm splits a bundle with these topics; () if it cannot. Raises
+    InvalidRequest for an algorithm that needs positions, or is none."""
+    if algorithm == RANGE_EQUALLY_DIVIDE:
+        try:
+            return range_equally_divide(bundle)
+        except NotAllowed:
+            return ()
+    if algorithm == TOPIC_COUNT_EQUALLY_DIVIDE:
+        return topic_count_equally_divide(bundle, (topic.position for topic in topics))
+    if algorithm == FLOW_OR_QPS_EQUALLY_DIVIDE:
+        return flow_or_qps_equally_divide(bundle, topics, settings)
+    raise InvalidRequest(
+        f"splitAlgorithmName: {algorithm!r} is not for automatic splits; use one of "
+        f"{', '.join(name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE)}"
+    )
+
+
+def topic_count_equally_divide(bundle: BundleName, positions: Iterable[int]) -> tuple[int, ...]:
+    """As many topics on one side as on the other; a topic at the boundary belongs to the right."""
+    found = sorted(positions)
+    if len(found) < 2:
+        return ()
+    left, right = found[max(len(found) // 2 - 1, 0)], found[len(found) // 2]
+    return specified_positions_divide(bundle, (left + (right - left) // 2,))
+
+
+def flow_or_qps_equally_divide(
+    bundle: BundleName, topics: Iterable[TopicLoad], settings: Settings
+) -> tuple[int, ...]:
+    """Parts of at most the message rate and throughput of one bundle, in hash order."""
+    rate_max, bytes_max = settings.bundle_rate_max, settings.bundle_mib_max * MIB
+    busy = sorted(
+        (topic for topic in topics if topic.rates.messages or topic.rates.throughput),
+        key=lambda topic: (topic.position, topic.name),
+    )
+    total = sum((topic.rates for topic in busy), Rates())
+    excess = 100 + settings.flow_difference_percent
+    if len(busy) < 2 or (
+        100 * total.messages < rate_max * excess and 100 * total.throughput < bytes_max * excess
+    ):
+        return ()
+    found, part = [], busy[0].rates
+    for before, topic in itertools.pairwise(busy):
+        whole = part + topic.rates
+        if whole.messages > rate_max or whole.throughput > bytes_max:
+            found.append(before.position + (topic.position - before.position) // 2 + 1)
+            part = topic.rates
+        else:
+            part = whole
+    return specified_positions_divide(bundle, found)[: CHILDREN_MAX - 1]
+
+
+def isolate(bundle: BundleName, position: int) -> tuple[int, ...]:
+    """The topic at a position in a bundle of its own."""
+    return specified_positions_divide(bundle, (position, position + 1))
+
+
+def split(situation: Situation) -> Outcome:
+    """Bundles that have been too hot for more than `split_hits` cycles, hottest first."""
+    cluster, settings = situation.cluster, situation.settings
+    memory = situation.memory
+    if not settings.split:
+        return Outcome(memory, "splits are off")
+    hot = _too_hot(situation)
+    hits = {bundle.name: memory.split_hits.get(bundle.name, 0) + 1 for bundle, _ in hot}
+    counts = Counter(bundle.namespace for bundle in cluster.bundles)
+    splits: list[Split] = []
+    notes: list[str] = []
+    edges: set[tuple[str, int]] = set()
+    for bundle, reason in hot:
+        name = BundleName.parse(bundle.name)
+        ends = {(bundle.namespace, name.low), (bundle.namespace, name.high)}
+        if hits[bundle.name] <= settings.split_hits or len(splits) == settings.splits_max:
+            continue
+        if counts[bundle.namespace] >= settings.namespace_bundles_max:
+            notes.append(f"{bundle.name}: its namespace has {counts[bundle.namespace]} bundles")
+        elif ends & edges:
+            notes.append(f"{bundle.name}: a neighbour is split first")
+        else:
+            splits.append(_split_of(bundle, name, reason, settings))
+            counts[bundle.namespace] += max(1, len(splits[-1].boundaries))
+            edges |= ends
+            del hits[bundle.name]
+    return Outcome(
+        replace(memory, split_hits=hits),
+        f"{len(hot)} bundles are too hot",
+        splits=tuple(splits),
+        notes=tuple(notes[:NOTES_MAX]),
+    )
+
+
+def _split_of(bundle: Bundle, name: BundleName, reason: str, settings: Settings) -> Split:
+    for topic in bundle.hot:
+        load = cost(topic.rates, settings)
+        own = isolate(name, topic.position)
+        if own and load > ISOLATED_SHARE * cost(bundle.level, settings):
+            return Split(
+                bundle.name, SPECIFIED_POSITIONS_DIVIDE, f"{reason}; {topic.name} is hot", own
+            )
+    return Split(bundle.name, settings.split_algorithm, reason)
+
+
+def _too_hot(situation: Situation) -> list[tuple[Bundle, str]]:
+    cluster, settings = situation.cluster, situation.settings
+    known = loads(cluster, settings)
+    heavy = float("inf")
+    if settings.shedder == PLANNER and settings.split_share and cluster.brokers:
+        heavy = max(
+            settings.split_share * sum(known) / len(cluster.brokers),
+            2 * settings.merge_share * settings.bundle_rate_max,
+        )
+    found = []
+    for bundle, load in zip(cluster.bundles, known, strict=True):
+        if bundle.history is None or bundle.topics < 2 or is_excluded(bundle.name, settings):
+            continue
+        name = BundleName.parse(bundle.name)
+        reason = next((what for what, share in _shares(bundle, settings) if share > 1), None)
+        if reason is None and load > heavy:
+            reason = "its load is a large share of a broker's"
+        if reason is not None and name.high - name.low > 1:
+            found.append((load, bundle, reason))
+    found.sort(key=lambda item: (-item[0], item[1].name))
+    return [(bundle, reason) for _, bundle, reason in found]
+
+
+def _shares(bundle: Bundle, settings: Settings) -> list[tuple[str, float]]:
+    """How much of each limit of one bundle it uses, by what its level and long-term rates say."""
+    rates, past = bundle.level, bundle.long
+    sessions = settings.bundle_sessions_max
+    messages, bytes_ = (
+        max(rates.messages, past.messages),
+        max(rates.throughput, past.throughput),
+    )
+    return [
+        (f"{bundle.topics} topics", bundle.topics / settings.bundle_topics_max),
+        (f"{bundle.sessions} sessions", bundle.sessions / sessions if sessions > 0 else 0.0),
+        (f"{messages:.0f} messages/s", messages / settings.bundle_rate_max),
+        (f"{bytes_ / MIB:.0f} MiB/s", bytes_ / MIB / settings.bundle_mib_max),
+    ]
+
+
+def merge(situation: Situation) -> Outcome:
+    """Pairs of neighbours on one broker that together use little of every limit. A bundle that was
+    not measured, moved lately or is pinned is left alone."""
+    settings = situation.settings
+    if not settings.merge:
+        return Outcome(situation.memory, "merges are off")
+    namespaces: dict[str, list[Bundle]] = {}
+    for bundle in situation.cluster.bundles:
+        namespaces.setdefault(bundle.namespace, []).append(bundle)
+    merges: list[Merge] = []
+    for bundles in namespaces.values():
+        spare = len(bundles) - settings.merge_bundles_min
+        bundles.sort(key=lambda bundle: BundleName.parse(bundle.name))
+        at = 0
+        while spare > 0 and at + 1 < len(bundles):
+            found = _merge_of(bundles[at], bundles[at + 1], situation)
+            if found is not None:
+                merges.append(found)
+                spare -= 1
+            at += 1 if found is None else 2
+    return Outcome(situation.memory, f"{len(merges)} pairs are cold", merges=tuple(merges))
+
+
+def _merge_of(left: Bundle, right: Bundle, situation: Situation) -> Merge | None:
+    settings, moved = situation.settings, situation.memory.moved
+    for bundle in (left, right):
+        if (
+            bundle.history is None
+            or bundle.pinned
+            or bundle.name in moved
+            or is_excluded(bundle.name, settings)
+        ):
+            return None
+    shares = zip(_shares(left, settings), _shares(right, settings), strict=True)
+    used = max(ours + theirs for (_, ours), (_, theirs) in shares)
+    low, high = BundleName.parse(left.name), BundleName.parse(right.name)
+    if left.broker != right.broker or low.high != high.low or used > settings.merge_share:
+        return None
+    name = str(BundleName(low.namespace, low.low, high.high))
+    return Merge((left.name, right.name), name, f"together {used:.1%} of a bundle's limits")
