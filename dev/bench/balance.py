@@ -204,6 +204,13 @@ class Simulation:
         cluster = Cluster(self.now_ms, tuple(brokers), tuple(self.bundles))
         return Situation(cluster, self.memory, settings=self.settings, seed=self.now_ms)
 
+    def observe(self, loads: Sequence[float]) -> None:
+        """One more sample of every bundle."""
+        self.bundles = [
+            replace(bundle, history=(bundle.history or History()).observe(self._rates(load)))
+            for bundle, load in zip(self.bundles, loads, strict=True)
+        ]
+
     def step(self, interval_ms: int) -> int:
         """One round of the strategy; orphans that it leaves are placed. Returns moves."""
         self.now_ms += interval_ms
@@ -252,24 +259,25 @@ def measured(case: str, strategy: str, seeds: int) -> list[Result]:
     return [Simulation(begin(seed), STRATEGIES[strategy]).run() for seed in range(seeds)]
 
 
-def noise(brokers: int, each: int, rounds: int, seed: int = 0) -> list[int]:
-    """Moves of the planner in successive rounds under white noise of 20 % on every bundle, after it
-    has seen a few minutes of it."""
+def disturbed(
+    brokers: int, each: int, rounds: int, noise: float = 0.2, step: float = 1.0, seed: int = 0
+) -> tuple[Simulation, list[int]]:
+    """The planner's moves, round by round, on a balanced cluster that it knows: every sample has
+    white noise, and from the first round on one broker's bundles have `step` times their load."""
     chance = random.Random(seed)
-    simulation = Simulation(even_start(brokers, each, seed), STRATEGIES[PLANNER])
-    found = []
+    start = even_start(brokers, each, seed)
+    loads = tuple(
+        load * (1.0 if owner else step)
+        for load, owner in zip(start.loads, start.owners, strict=True)
+    )
+    simulation = Simulation(start, STRATEGIES[PLANNER])
+    simulation.start = replace(start, loads=loads)
+    moves = []
     for _ in range(rounds):
-        simulation.bundles = [
-            replace(
-                bundle,
-                history=(bundle.history or History()).observe(
-                    simulation._rates(load * chance.uniform(0.8, 1.2))
-                ),
-            )
-            for bundle, load in zip(simulation.bundles, simulation.start.loads, strict=True)
-        ]
-        found.append(simulation.step(int(1000 * simulation.settings.plan_interval_s)))
-    return found
+        samples = [load * chance.uniform(1 - noise, 1 + noise) for load in loads]
+        simulation.observe(samples)
+        moves.append(simulation.step(int(1000 * simulation.settings.plan_interval_s)))
+    return simulation, moves
 
 
 def _summary(results: Sequence[Result]) -> Result:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -144,8 +144,9 @@ class _Work:
         )
 
     def place(self) -> tuple[list[int], set[int]]:
-        """Put each homeless or forbidden bundle on the emptiest broker that may have it: orphans,
-        whatever their number, then the heaviest first. Returns those that no broker may have, and the brokers that got one."""
+        """Put each homeless or forbidden bundle on the emptiest broker that may have it, heaviest
+        first; orphans before the others, and whatever their number. Returns those that no broker
+        may have, and the brokers that got one."""
         problem, homeless, filled = self._problem, list[int](), set[int]()
         heaps: dict[frozenset[int] | None, list[tuple[float, int]]] = {}
         self._stray.sort(
@@ -181,7 +182,7 @@ class _Work:
         lifted = max((fills[broker] for broker in filled & fills.keys()), default=0.0)
         span = f"brokers at {100 * low:.1f} to {100 * high:.1f} % of the mean"
         if max(high - 1, 1 - low) <= problem.trigger and lifted - 1 <= problem.band:
-            return f"{span}: within the band"
+            return f"{span}: within the trigger band"
         before = len(self.steps)
         _Levelling(problem, self, group).run()
         return span if len(self.steps) > before else f"{span}: no move helps"
@@ -242,20 +243,21 @@ class _Levelling:
 
     def _give(self, donor: int) -> bool:
         """Move one bundle of `donor`; False if none should move."""
-        receivers = [self._emptiest()]
-        if self._constrained:
-            receivers = [
-                broker
-                for _, broker in sorted((self._work.fill(of), of) for _, of in self._receivers)
-            ]
-        for receiver in receivers:
+        for receiver in self._order():
             if receiver == donor or not (self._above(donor) or self._below(receiver)):
                 return False
             at = self._choice(donor, receiver)
             if at is not None:
                 self._move(donor, receiver, at)
                 return True
-        return self._above(donor) and any(self._exchange(donor, of) for of in receivers[:1])
+        return self._above(donor) and self._exchange(donor, self._emptiest())
+
+    def _order(self) -> Iterator[int]:
+        """The emptiest receiver; where permissions differ, the others too, emptiest first."""
+        yield self._emptiest()
+        if self._constrained:
+            fills = sorted((self._work.fill(broker), broker) for _, broker in self._receivers)
+            yield from (broker for _, broker in fills[1:])
 
     def _move(self, donor: int, receiver: int, at: int) -> None:
         work, mean = self._work, self._load / self._capacity
@@ -263,7 +265,6 @@ class _Levelling:
         bundle = self._list(donor).pop(at)
         reason = f"from {before:.0f} to {100 * work.fill(receiver) / mean:.0f} % of the mean"
         work.put(bundle, donor, receiver, reason)
-        heapq.heappush(self._receivers, (work.fill(receiver), receiver))
         heapq.heappush(self._donors, (-work.fill(receiver), receiver))
 
     def _list(self, broker: int) -> list[int]:

@@ -275,7 +275,7 @@ def test_a_plan_says_why() -> None:
     assert outcome.reason == "brokers at 0.0 to 200.0 % of the mean"
     assert [move.reason for move in outcome.moves] == ["from 200 to 0 % of the mean"]
     assert plan(applied(now, outcome)).reason == (
-        "brokers at 100.0 to 100.0 % of the mean: within the band"
+        "brokers at 100.0 to 100.0 % of the mean: within the trigger band"
     )
     lonely = situation([broker("b1", draining=True)], bundles("b1", [rates(1)]), PLANNER)
     assert plan(lonely).reason == "no broker takes bundles"
