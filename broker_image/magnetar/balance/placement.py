@@ -64,9 +64,12 @@ def planner(bundle: Bundle, names: Sequence[str], situation: Situation) -> str:
 
 
 def planned(bundle: Bundle, names: Sequence[str], situation: Situation) -> str:
-    """AvgShedder's own: the destination that it planned, or any broker."""
+    """AvgShedder's own: the destination that it planned, unless that is overloaded by now (#26246),
+    or any broker."""
     destination = situation.memory.planned.get(bundle.name, "")
-    return destination if destination in names else situation.any_of(names, bundle.name)
+    if destination in names and not situation.overloaded(destination):
+        return destination
+    return situation.any_of(names, bundle.name)
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
@@ -103,7 +106,8 @@ def place(bundle: Bundle, situation: Situation) -> Placed:
     name = ROUND_ROBIN if excluded else situation.settings.placement
     chosen = STRATEGIES[name](bundle, found.names, situation)
     if situation.overloaded(chosen):
-        chosen = STRATEGIES[name](bundle, found.allowed, situation)
+        calm = [other for other in found.allowed if not situation.overloaded(other)]
+        chosen = STRATEGIES[name](bundle, calm or found.allowed, situation)
     after = replace(
         memory,
         preallocated={**memory.preallocated, bundle.name: chosen},
