@@ -105,15 +105,6 @@ class Cluster:
         report = self.by_name[broker].report
         return report if report is not None and report.fresh(self.now_ms, settings) else None
 
-    def usage(self, broker: str, settings: Settings) -> float:
-        """Weighted maximum usage, 0 without a report."""
-        report = self.report(broker, settings)
-        return report.weighted_usage(settings) if report is not None else 0.0
-
-    def rates(self, broker: str, settings: Settings) -> Rates:
-        report = self.report(broker, settings)
-        return report.rates if report is not None else Rates()
-
 
 def joined(
     owners: Mapping[str, str], reports: Iterable[LoadReport], pinned: Iterable[str] = ()
@@ -165,14 +156,13 @@ class Moved:
 class Memory(Record):
     """What one decision leaves to the next. Averages are by broker, the rest as named.
 
-    `planned`: destinations of AvgShedder by bundle. `preallocated`: destinations chosen whose
-    bundles have not arrived. `turn`: of round robin.
+    `hits`: cycles of AvgShedder (low, high). `planned`: its destinations by bundle. `preallocated`:
+    destinations chosen whose bundles have not arrived. `turn`: of round robin.
     """
 
     usage: dict[str, float] = field(default_factory=dict)
     throughput: dict[str, float] = field(default_factory=dict)
-    low_hits: dict[str, int] = field(default_factory=dict)
-    high_hits: dict[str, int] = field(default_factory=dict)
+    hits: dict[str, tuple[int, int]] = field(default_factory=dict)
     transfer_hits: int = 0
     split_hits: dict[str, int] = field(default_factory=dict)
     planned: dict[str, str] = field(default_factory=dict)
@@ -180,47 +170,67 @@ class Memory(Record):
     moved: dict[str, Moved] = field(default_factory=dict)
     turn: int = 0
 
+    def forget(self, bundles: Iterable[str]) -> Memory:
+        """Without moves that failed: the bundles count where they are, and may move again."""
+        failed = frozenset(bundles)
+        if not failed:
+            return self
+        return replace(
+            self,
+            planned={name: to for name, to in self.planned.items() if name not in failed},
+            preallocated={name: to for name, to in self.preallocated.items() if name not in failed},
+            moved={name: moved for name, moved in self.moved.items() if name not in failed},
+        )
+
     def observe(self, cluster: Cluster, settings: Settings) -> Memory:
         """Take up the usage of this cycle, and drop what is over: brokers and bundles that are
-        gone, arrivals, grace periods."""
+        gone, arrivals, grace periods, moves that did not arrive in time."""
         fresh = {
             broker.name: report
             for broker in cluster.brokers
             if (report := cluster.report(broker.name, settings)) is not None
         }
-
-        def average(former: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-            keep = settings.history
-            return {
-                name: keep * former[name] + (1 - keep) * value if name in former else value
-                for name, value in now.items()
-            }
-
-        def waiting(bundle: str, destination: str) -> bool:
-            found = cluster.bundle.get(bundle)
-            return (
-                found is not None and found.broker != destination and destination in cluster.by_name
-            )
-
+        usage = {name: report.weighted_usage(settings) for name, report in fresh.items()}
+        throughput = {name: report.rates.throughput for name, report in fresh.items()}
         since_ms = cluster.now_ms - settings.grace_minutes * 60_000
+        coming = {
+            name: to
+            for name, to in self.preallocated.items()
+            if name in cluster.bundle
+            and cluster.bundle[name].broker != to
+            and to in cluster.by_name
+        }
+        failed = {
+            name
+            for name in coming
+            if name in self.moved and self.moved[name].at_ms < cluster.now_ms - ARRIVAL_MS
+        }
         return replace(
             self,
-            usage=average(
-                self.usage, {name: item.weighted_usage(settings) for name, item in fresh.items()}
-            ),
-            throughput=average(
-                self.throughput, {name: item.rates.throughput for name, item in fresh.items()}
-            ),
-            low_hits={name: hits for name, hits in self.low_hits.items() if name in fresh},
-            high_hits={name: hits for name, hits in self.high_hits.items() if name in fresh},
-            planned={name: to for name, to in self.planned.items() if waiting(name, to)},
-            preallocated={name: to for name, to in self.preallocated.items() if waiting(name, to)},
+            usage=_averaged(self.usage, usage, settings.history),
+            throughput=_averaged(self.throughput, throughput, settings.history),
+            hits={name: hits for name, hits in self.hits.items() if name in fresh},
+            planned={name: to for name, to in self.planned.items() if name in coming},
+            preallocated=coming,
             moved={
                 name: moved
                 for name, moved in self.moved.items()
                 if moved.at_ms > since_ms and name in cluster.bundle
             },
-        )
+        ).forget(failed)
+
+
+def _averaged(
+    former: Mapping[str, float], now: Mapping[str, float], keep: float
+) -> dict[str, float]:
+    return {
+        name: keep * former[name] + (1 - keep) * value if name in former else value
+        for name, value in now.items()
+    }
+
+
+ARRIVAL_MS = 120_000
+"""A move that takes longer has failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,10 +79,12 @@ class Situation:
 
     def usage(self, broker: str) -> float:
         """Weighted maximum usage, 0 without a fresh report."""
-        return self.cluster.usage(broker, self.settings)
+        report = self.cluster.report(broker, self.settings)
+        return report.weighted_usage(self.settings) if report is not None else 0.0
 
     def rates(self, broker: str) -> Rates:
-        return self.cluster.rates(broker, self.settings)
+        report = self.cluster.report(broker, self.settings)
+        return report.rates if report is not None else Rates()
 
     def overloaded(self, broker: str) -> bool:
         return 100 * self.usage(broker) > self.settings.overloaded_percent

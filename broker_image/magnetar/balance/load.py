@@ -238,7 +238,7 @@ def report_due(written: LoadReport | None, current: LoadReport, settings: Settin
     if written is None:
         return "first report"
     age_ms = current.updated_ms - written.updated_ms
-    if age_ms >= settings.report_interval_max_minutes * 60_000:
+    if age_ms >= settings.report_max_minutes * 60_000:
         return f"report is {age_ms // 1000} s old"
     changes = {
         "message rate": _change_percent(written.rates.messages, current.rates.messages),
@@ -247,7 +247,7 @@ def report_due(written: LoadReport | None, current: LoadReport, settings: Settin
         "usage": 100 * abs(current.weighted_usage(settings) - written.weighted_usage(settings)),
     }
     name, change = max(changes.items(), key=lambda item: item[1])
-    if change > settings.report_change_percent:
+    if change > settings.report_percent:
         return f"{name} changed by {change:.0f} %"
     return None
 

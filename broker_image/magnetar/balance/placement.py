@@ -49,7 +49,7 @@ def least_resource_usage(bundle: Bundle, names: Sequence[str], situation: Situat
     for name in usage:
         if not situation.cluster.owned[name]:
             usage[name] = situation.usage(name)
-    limit = sum(usage.values()) / len(usage) - situation.settings.usage_difference_percent / 100
+    limit = sum(usage.values()) / len(usage) - situation.settings.usage_gap_percent / 100
     best = [name for name in names if name in usage and usage[name] <= limit + 1e-9]
     return situation.any_of(best or names, bundle.name)
 

@@ -10,15 +10,21 @@ no bundle twice; equal inputs give equal plans.
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from magnetar.balance.cluster import NOTES_MAX, Bundle, Cluster, Move, Moved, Outcome
+from magnetar.balance.cluster import NOTES_MAX, Bundle, Move, Moved, Outcome
 from magnetar.balance.filters import Situation, allowed
 from magnetar.balance.load import Rates
 from magnetar.balance.rebalance import LEAVING, ORPHAN, Problem, rebalance
 from magnetar.balance.settings import Settings
-from magnetar.balance.top_k import is_excluded
+from magnetar.balance.top_k import is_excluded, namespace_of
+
+CAPACITY_RATIO_MAX = 16.0
+"""Of a broker to the median one: a limit that is reported wrong must not draw all load."""
 
 
 def cost(rates: Rates, settings: Settings) -> float:
@@ -31,64 +37,54 @@ def cost(rates: Rates, settings: Settings) -> float:
     )
 
 
-def loads(cluster: Cluster, settings: Settings) -> list[float]:
+def loads(situation: Situation) -> list[float]:
     """The load of every bundle, in the order of `cluster.bundles`.
 
     A bundle that no report names gets an equal share of what its broker measured beyond the bundles
     that are named.
     """
+    cluster, settings = situation.cluster, situation.settings
+    idle = settings.bundle_cost
     found = [
         cost(bundle.level, settings) if bundle.history is not None else -1.0
         for bundle in cluster.bundles
     ]
     if min(found, default=0.0) >= 0:
         return found
-    rest = {
-        broker.name: cost(cluster.rates(broker.name, settings), settings)
-        for broker in cluster.brokers
-    }
-    unknown = dict.fromkeys(rest, 0)
+    rest = {name: cost(situation.rates(name), settings) for name in cluster.by_name}
+    unknown = Counter[str]()
     for bundle, load in zip(cluster.bundles, found, strict=True):
-        if bundle.broker in rest:
-            if load < 0:
-                unknown[bundle.broker] += 1
-            else:
-                rest[bundle.broker] -= load
-    share = {
-        name: max(settings.bundle_cost, rest[name] / count)
-        for name, count in unknown.items()
-        if count
-    }
+        if load < 0:
+            unknown[bundle.broker] += 1
+        elif bundle.broker in rest:
+            rest[bundle.broker] -= load
+    share = {name: max(idle, rest.get(name, idle) / count) for name, count in unknown.items()}
     return [
-        load if load >= 0 else share.get(bundle.broker, settings.bundle_cost)
+        load if load >= 0 else share[bundle.broker]
         for bundle, load in zip(cluster.bundles, found, strict=True)
     ]
 
 
-def capacities(cluster: Cluster, settings: Settings) -> dict[str, float]:
-    """Relative capacity by broker, 1 on average: the scarcest of the weighted resources whose limit
-    every broker reports."""
-    reports = {broker.name: broker.report for broker in cluster.brokers}
-    known = [report for report in reports.values() if report is not None]
-    resources = []
-    if known:
-        resources = [
-            [name, sum(getattr(report, name).limit for report in known) / len(known)]
-            for name, weight in (
-                ("cpu", settings.cpu_weight),
-                ("bandwidth_in", settings.bandwidth_in_weight),
-                ("bandwidth_out", settings.bandwidth_out_weight),
+def capacities(situation: Situation) -> dict[str, float]:
+    """Relative capacity by broker, 1 = the median: the scarcest of the weighted resources whose
+    limit every report has, within `CAPACITY_RATIO_MAX`."""
+    settings = situation.settings
+    limits: dict[str, tuple[float, ...]] = {}
+    for broker in situation.cluster.brokers:
+        if broker.report is not None:
+            report = broker.report
+            limits[broker.name] = (
+                report.cpu.limit if settings.cpu_weight else 0.0,
+                report.bandwidth_in.limit if settings.bandwidth_in_weight else 0.0,
+                report.bandwidth_out.limit if settings.bandwidth_out_weight else 0.0,
             )
-            if weight and all(getattr(report, name).limit for report in known)
-        ]
-    return {
-        name: min(
-            (getattr(report, str(field)).limit / mean for field, mean in resources), default=1.0
-        )
-        if report is not None
-        else 1.0
-        for name, report in reports.items()
-    }
+    known = [at for at in range(3) if all(limit[at] for limit in limits.values())]
+    middle = {at: statistics.median(limit[at] for limit in limits.values()) for at in known}
+    found = dict.fromkeys(situation.cluster.by_name, 1.0)
+    for name, limit in limits.items():
+        ratio = min((limit[at] / middle[at] for at in known), default=1.0) if limits else 1.0
+        found[name] = min(max(ratio, 1 / CAPACITY_RATIO_MAX), CAPACITY_RATIO_MAX)
+    return found
 
 
 def plan(situation: Situation) -> Outcome:
@@ -99,17 +95,18 @@ def plan(situation: Situation) -> Outcome:
     takers = sorted(broker.name for broker in cluster.brokers if not broker.draining)
     if not takers:
         return Outcome(memory, "no broker takes bundles")
-    known = loads(cluster, situation.settings)
+    known = loads(situation)
     result = rebalance(_problem(replace(situation, memory=memory), takers, known))
     moves = []
-    moved = dict(memory.moved)
+    moved, coming = dict(memory.moved), dict(memory.preallocated)
     for step in result.steps:
         bundle, destination = cluster.bundles[step.bundle], takers[step.destination]
         moves.append(Move(bundle.name, bundle.broker, destination, step.reason))
         moved[bundle.name] = Moved(cluster.now_ms, known[step.bundle], (bundle.broker, destination))
+        coming[bundle.name] = destination
     notes = (f"{cluster.bundles[at].name}: no broker may have it" for at in result.homeless)
     return Outcome(
-        replace(memory, moved=moved),
+        replace(memory, moved=moved, preallocated=coming),
         result.reason,
         tuple(moves),
         notes=tuple(itertools.islice(notes, NOTES_MAX)),
@@ -120,36 +117,44 @@ def _problem(situation: Situation, takers: Sequence[str], known: list[float]) ->
     """The plan's inputs by number instead of name."""
     cluster, settings = situation.cluster, situation.settings
     number = {name: at for at, name in enumerate(takers)}
-    capacity = capacities(cluster, settings)
+    capacity = capacities(situation)
     owner = {broker.name: number.get(broker.name, LEAVING) for broker in cluster.brokers}
+    coming = {
+        name: number[to] for name, to in situation.memory.preallocated.items() if to in number
+    }
+    active = settings.enabled and settings.shedding
     return Problem(
         loads=known,
-        owners=[owner.get(bundle.broker, ORPHAN) for bundle in cluster.bundles],
+        owners=[
+            coming[bundle.name] if bundle.name in coming else owner.get(bundle.broker, ORPHAN)
+            for bundle in cluster.bundles
+        ],
         capacities=[capacity[name] for name in takers],
         fixed=_fixed(situation, known),
         allowed=_allowed(situation, number),
         closed={number[name] for name in takers if situation.overloaded(name)},
-        band=settings.band,
-        trigger=settings.band_trigger,
+        band=settings.band if active else math.inf,
+        trigger=settings.band_trigger if active else math.inf,
         moves_max=settings.moves_max,
     )
 
 
 def _fixed(situation: Situation, known: list[float]) -> set[int]:
-    """Bundles that stay: pinned, excluded, kept apart by anti-affinity, or moved a while ago at
-    nearly the same load."""
-    cluster, moved, settings = situation.cluster, situation.memory.moved, situation.settings
+    """Bundles that stay: pinned, excluded, kept apart by anti-affinity, on their way, or moved a
+    while ago at nearly the same load."""
+    cluster, memory, settings = situation.cluster, situation.memory, situation.settings
     stays: dict[str, bool] = {}
     found = set()
     for at, bundle in enumerate(cluster.bundles):
-        namespace = bundle.name.rpartition("/")[0]
+        name = bundle.name
+        namespace = namespace_of(name)
         if namespace not in stays:
             group = situation.policies.group(namespace)
-            stays[namespace] = bool(group) or is_excluded(bundle.name, settings)
-        if bundle.pinned or stays[namespace]:
+            stays[namespace] = bool(group) or is_excluded(name, settings)
+        if bundle.pinned or stays[namespace] or name in memory.preallocated:
             found.add(at)
-        elif bundle.name in moved:
-            last = moved[bundle.name].load
+        elif name in memory.moved:
+            last = memory.moved[name].load
             if abs(known[at] - last) <= settings.repeat_change * last:
                 found.add(at)
     return found
@@ -171,9 +176,9 @@ def _allowed(situation: Situation, number: Mapping[str, int]) -> dict[int, froze
 def least_loaded(situation: Situation, bundle: Bundle, names: Sequence[str]) -> str:
     """The candidate with the lowest load for its capacity once it has the bundle."""
     cluster, settings = situation.cluster, situation.settings
-    capacity = capacities(cluster, settings)
+    capacity = capacities(situation)
     totals, own = dict.fromkeys(capacity, 0.0), settings.bundle_cost
-    for other, load in zip(cluster.bundles, loads(cluster, settings), strict=True):
+    for other, load in zip(cluster.bundles, loads(situation), strict=True):
         if other.name == bundle.name:
             own = load
             continue

@@ -42,7 +42,7 @@ MIB = 1 << 20
 _MANY = float(1 << 31)
 
 
-def _setting(default: Any, name: str, low: float, high: float) -> Any:
+def _number(default: Any, name: str, low: float, high: float) -> Any:
     return field(default=default, metadata={"name": name, "low": low, "high": high})
 
 
@@ -55,7 +55,7 @@ def _choice(default: str, name: str, choices: tuple[str, ...]) -> Any:
 
 
 def _percent(default: float, name: str) -> Any:
-    return _setting(default, name, 0, 1000)
+    return _number(default, name, 0, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,99 +69,89 @@ class Settings:
         "LeastLongTermMessageRate", "loadBalancerLoadPlacementStrategy", PLACEMENTS
     )
     shedding: bool = _switch(True, "loadBalancerSheddingEnabled")
-    shedding_interval_minutes: float = _setting(
-        1, "loadBalancerSheddingIntervalMinutes", 0.01, 1440
-    )
+    shed_minutes: float = _number(1, "loadBalancerSheddingIntervalMinutes", 0.01, 1440)
     # reports
-    report_change_percent: float = _percent(10, "loadBalancerReportUpdateThresholdPercentage")
-    report_interval_min_ms: int = _setting(
-        5000, "loadBalancerReportUpdateMinIntervalMillis", 100, _MANY
-    )
-    report_interval_max_minutes: float = _setting(
+    report_percent: float = _percent(10, "loadBalancerReportUpdateThresholdPercentage")
+    look_ms: int = _number(5000, "loadBalancerReportUpdateMinIntervalMillis", 100, _MANY)
+    report_max_minutes: float = _number(
         15, "loadBalancerReportUpdateMaxIntervalMinutes", 0.01, 1440
     )
-    report_bundles_max: int = _setting(
-        10, "loadBalancerMaxNumberOfBundlesInBundleLoadReport", -1, 1000
-    )
-    report_ttl_s: float = _setting(1800, "loadBalancerBrokerLoadDataTTLInSeconds", 1, _MANY)
-    nic_gbps: float = _setting(0, "loadBalancerOverrideBrokerNicSpeedGbps", 0, 10_000)
+    top_max: int = _number(10, "loadBalancerMaxNumberOfBundlesInBundleLoadReport", -1, 1000)
+    report_ttl_s: float = _number(1800, "loadBalancerBrokerLoadDataTTLInSeconds", 1, _MANY)
+    nic_gbps: float = _number(0, "loadBalancerOverrideBrokerNicSpeedGbps", 0, 10_000)
     # weights of resources
-    cpu_weight: float = _setting(1.0, "loadBalancerCPUResourceWeight", 0, 100)
-    memory_weight: float = _setting(0.0, "loadBalancerMemoryResourceWeight", 0, 100)
-    direct_memory_weight: float = _setting(0.0, "loadBalancerDirectMemoryResourceWeight", 0, 100)
-    bandwidth_in_weight: float = _setting(1.0, "loadBalancerBandwidthInResourceWeight", 0, 100)
-    bandwidth_out_weight: float = _setting(1.0, "loadBalancerBandwidthOutResourceWeight", 0, 100)
-    history: float = _setting(0.9, "loadBalancerHistoryResourcePercentage", 0, 1)
+    cpu_weight: float = _number(1.0, "loadBalancerCPUResourceWeight", 0, 100)
+    memory_weight: float = _number(0.0, "loadBalancerMemoryResourceWeight", 0, 100)
+    direct_memory_weight: float = _number(0.0, "loadBalancerDirectMemoryResourceWeight", 0, 100)
+    bandwidth_in_weight: float = _number(1.0, "loadBalancerBandwidthInResourceWeight", 0, 100)
+    bandwidth_out_weight: float = _number(1.0, "loadBalancerBandwidthOutResourceWeight", 0, 100)
+    history: float = _number(0.9, "loadBalancerHistoryResourcePercentage", 0, 1)
     # placement and filters
     overloaded_percent: float = _percent(85, "loadBalancerBrokerOverloadedThresholdPercentage")
-    broker_topics_max: int = _setting(50000, "loadBalancerBrokerMaxTopics", 1, _MANY)
+    broker_topics_max: int = _number(50000, "loadBalancerBrokerMaxTopics", 1, _MANY)
     even_bundles: bool = _switch(True, "loadBalancerDistributeBundlesEvenlyEnabled")
-    usage_difference_percent: float = _percent(
+    usage_gap_percent: float = _percent(
         10, "loadBalancerAverageResourceUsageDifferenceThresholdPercentage"
     )
     later_versions: bool = _switch(False, "preferLaterVersions")
     failure_domains: bool = _switch(False, "failureDomainsEnabled")
     # shedding
-    grace_minutes: float = _setting(30, "loadBalancerSheddingGracePeriodMinutes", 0, 100000)
+    grace_minutes: float = _number(30, "loadBalancerSheddingGracePeriodMinutes", 0, 100000)
     excluded_namespaces: tuple[str, ...] = _switch((), "loadBalancerSheddingExcludedNamespaces")
     bundles_with_policies: bool = _switch(False, "loadBalancerSheddingBundlesWithPoliciesEnabled")
     threshold_percent: float = _percent(10, "loadBalancerBrokerThresholdShedderPercentage")
     lower_boundary: bool = _switch(False, "lowerBoundarySheddingEnabled")
-    unload_throughput_min_mib: float = _setting(
-        10, "loadBalancerBundleUnloadMinThroughputThreshold", 0, _MANY
-    )
-    rate_difference_percent: float = _setting(
+    unload_mib_min: float = _number(10, "loadBalancerBundleUnloadMinThroughputThreshold", 0, _MANY)
+    rate_gap_percent: float = _number(
         50, "loadBalancerMsgRateDifferenceShedderThreshold", -1, _MANY
     )
-    throughput_multiple: float = _setting(
+    flow_multiple: float = _number(
         4, "loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold", -1, _MANY
     )
-    unload_messages_min: float = _setting(1000, "minUnloadMessage", 0, _MANY)
-    unload_bytes_min: float = _setting(MIB, "minUnloadMessageThroughput", 0, 1 << 50)
-    unload_share: float = _setting(0.2, "maxUnloadPercentage", 0, 1)
-    unload_bundles_max: int = _setting(-1, "maxUnloadBundleNumPerShedding", -1, _MANY)
+    unload_messages_min: float = _number(1000, "minUnloadMessage", 0, _MANY)
+    unload_bytes_min: float = _number(MIB, "minUnloadMessageThroughput", 0, 1 << 50)
+    unload_share: float = _number(0.2, "maxUnloadPercentage", 0, 1)
+    unload_bundles_max: int = _number(-1, "maxUnloadBundleNumPerShedding", -1, _MANY)
     low_points: float = _percent(15, "loadBalancerAvgShedderLowThreshold")
     high_points: float = _percent(40, "loadBalancerAvgShedderHighThreshold")
-    low_hits: int = _setting(8, "loadBalancerAvgShedderHitCountLowThreshold", 1, 10000)
-    high_hits: int = _setting(2, "loadBalancerAvgShedderHitCountHighThreshold", 1, 10000)
-    target_std: float = _setting(0.25, "loadBalancerBrokerLoadTargetStd", 0, 100)
-    transfer_hits: int = _setting(3, "loadBalancerSheddingConditionHitCountThreshold", 0, 10000)
+    low_hits: int = _number(8, "loadBalancerAvgShedderHitCountLowThreshold", 1, 10000)
+    high_hits: int = _number(2, "loadBalancerAvgShedderHitCountHighThreshold", 1, 10000)
+    target_std: float = _number(0.25, "loadBalancerBrokerLoadTargetStd", 0, 100)
+    transfer_hits: int = _number(3, "loadBalancerSheddingConditionHitCountThreshold", 0, 10000)
     transfer: bool = _switch(True, "loadBalancerTransferEnabled")
-    transfer_brokers_max: int = _setting(
-        3, "loadBalancerMaxNumberOfBrokerSheddingPerCycle", 1, 10000
-    )
-    transfer_delay_s: float = _setting(180, "loadBalanceSheddingDelayInSeconds", 0, _MANY)
+    transfer_pairs: int = _number(3, "loadBalancerMaxNumberOfBrokerSheddingPerCycle", 1, 10000)
+    transfer_delay_s: float = _number(180, "loadBalanceSheddingDelayInSeconds", 0, _MANY)
     # splits
     split: bool = _switch(True, "loadBalancerAutoBundleSplitEnabled")
-    split_interval_minutes: float = _setting(1, "loadBalancerSplitIntervalMinutes", 0.01, 1440)
+    split_minutes: float = _number(1, "loadBalancerSplitIntervalMinutes", 0.01, 1440)
     unload_children: bool = _switch(True, "loadBalancerAutoUnloadSplitBundlesEnabled")
     split_algorithm: str = _choice(
         "range_equally_divide", "defaultNamespaceBundleSplitAlgorithm", ALGORITHMS
     )
-    bundle_topics_max: int = _setting(1000, "loadBalancerNamespaceBundleMaxTopics", 1, _MANY)
-    bundle_sessions_max: int = _setting(1000, "loadBalancerNamespaceBundleMaxSessions", -1, _MANY)
-    bundle_rate_max: float = _setting(30000, "loadBalancerNamespaceBundleMaxMsgRate", 1, _MANY)
-    bundle_mib_max: float = _setting(
+    topics_max: int = _number(1000, "loadBalancerNamespaceBundleMaxTopics", 1, _MANY)
+    sessions_max: int = _number(1000, "loadBalancerNamespaceBundleMaxSessions", -1, _MANY)
+    bundle_rate_max: float = _number(30000, "loadBalancerNamespaceBundleMaxMsgRate", 1, _MANY)
+    bundle_mib_max: float = _number(
         100, "loadBalancerNamespaceBundleMaxBandwidthMbytes", 0.001, _MANY
     )
-    namespace_bundles_max: int = _setting(128, "loadBalancerNamespaceMaximumBundles", 1, 4096)
-    flow_difference_percent: float = _percent(10, "flowOrQpsDifferenceThresholdPercentage")
-    split_hits: int = _setting(
+    namespace_bundles_max: int = _number(128, "loadBalancerNamespaceMaximumBundles", 1, 4096)
+    flow_percent: float = _percent(10, "flowOrQpsDifferenceThresholdPercentage")
+    split_hits: int = _number(
         3, "loadBalancerNamespaceBundleSplitConditionHitCountThreshold", 0, 10000
     )
-    splits_max: int = _setting(10, "loadBalancerMaxNumberOfBundlesToSplitPerCycle", 1, 1000)
-    split_share: float = _setting(0.25, "plannerSplitShare", 0, 100)
+    splits_max: int = _number(10, "loadBalancerMaxNumberOfBundlesToSplitPerCycle", 1, 1000)
+    split_share: float = _number(0.25, "plannerSplitShare", 0, 100)
     merge: bool = _switch(True, "plannerMergeEnabled")
-    merge_share: float = _setting(0.1, "plannerMergeShare", 0, 0.5)
-    merge_bundles_min: int = _setting(4, "plannerMergeBundlesMin", 1, 4096)
+    merge_share: float = _number(0.1, "plannerMergeShare", 0, 0.5)
+    merge_bundles_min: int = _number(4, "plannerMergeBundlesMin", 1, 4096)
     # planner
-    plan_interval_s: float = _setting(5, "plannerIntervalSeconds", 0.1, 3600)
-    band: float = _setting(0.02, "plannerBand", 0.001, 1)
-    band_trigger: float = _setting(0.05, "plannerTriggerBand", 0.001, 10)
-    moves_max: int = _setting(1000, "plannerMovesMax", 1, 1000000)
-    repeat_change: float = _setting(0.2, "plannerRepeatChange", 0, 100)
-    message_bytes: float = _setting(4096, "plannerMessageBytes", 1, 1 << 30)
-    bundle_cost: float = _setting(1.0, "plannerBundleCost", 0.001, _MANY)
+    plan_interval_s: float = _number(5, "plannerIntervalSeconds", 0.1, 3600)
+    band: float = _number(0.02, "plannerBand", 0.001, 1)
+    band_trigger: float = _number(0.05, "plannerTriggerBand", 0.001, 10)
+    moves_max: int = _number(1000, "plannerMovesMax", 1, 1000000)
+    repeat_change: float = _number(0.2, "plannerRepeatChange", 0, 100)
+    message_bytes: float = _number(4096, "plannerMessageBytes", 1, 1 << 30)
+    bundle_cost: float = _number(10.0, "plannerBundleCost", 0.001, _MANY)
 
     @staticmethod
     def read(given: Mapping[str, object]) -> Settings:
@@ -172,7 +162,15 @@ class Settings:
         values: dict[str, Any] = {
             FIELDS[name].name: _value(FIELDS[name], item) for name, item in given.items()
         }
-        return Settings(**values)
+        return Settings(**values)._check()
+
+    def _check(self) -> Settings:
+        if (self.shedder == "AvgShedder") != (self.placement == "AvgShedder"):
+            raise InvalidRequest(
+                "loadBalancerLoadSheddingStrategy, loadBalancerLoadPlacementStrategy: AvgShedder "
+                "works only if it is both"
+            )
+        return self
 
     def named(self) -> dict[str, object]:
         """All settings by Pulsar's names."""
@@ -205,10 +203,10 @@ def _value(entry: dataclasses.Field[Any], given: object) -> object:
                 f"{', '.join(entry.metadata['choices'])}"
             )
         return text
-    return _number(entry, given)
+    return _as_number(entry, given)
 
 
-def _number(entry: dataclasses.Field[Any], given: object) -> float:
+def _as_number(entry: dataclasses.Field[Any], given: object) -> float:
     name, low, high = (entry.metadata[key] for key in ("name", "low", "high"))
     try:
         number = float(str(given))

@@ -74,7 +74,7 @@ def flow_or_qps_equally_divide(
         key=lambda topic: (topic.position, topic.name),
     )
     total = sum((topic.rates for topic in busy), Rates())
-    excess = 100 + settings.flow_difference_percent
+    excess = 100 + settings.flow_percent
     if len(busy) < 2 or (
         100 * total.messages < rate_max * excess and 100 * total.throughput < bytes_max * excess
     ):
@@ -99,7 +99,7 @@ def split(situation: Situation) -> Outcome:
     """Bundles that have been too hot for more than `split_hits` cycles, hottest first."""
     cluster, settings = situation.cluster, situation.settings
     memory = situation.memory
-    if not settings.split:
+    if not (settings.enabled and settings.split):
         return Outcome(memory, "splits are off")
     hot = _too_hot(situation)
     hits = {bundle.name: memory.split_hits.get(bundle.name, 0) + 1 for bundle, _ in hot}
@@ -142,7 +142,7 @@ def _split_of(bundle: Bundle, name: BundleName, reason: str, settings: Settings)
 
 def _too_hot(situation: Situation) -> list[tuple[Bundle, str]]:
     cluster, settings = situation.cluster, situation.settings
-    known = loads(cluster, settings)
+    known = loads(situation)
     heavy = float("inf")
     if settings.shedder == PLANNER and settings.split_share and cluster.brokers:
         heavy = max(
@@ -166,13 +166,13 @@ def _too_hot(situation: Situation) -> list[tuple[Bundle, str]]:
 def _shares(bundle: Bundle, settings: Settings) -> list[tuple[str, float]]:
     """How much of each limit of one bundle it uses, by what its level and long-term rates say."""
     rates, past = bundle.level, bundle.long
-    sessions = settings.bundle_sessions_max
+    sessions = settings.sessions_max
     messages, bytes_ = (
         max(rates.messages, past.messages),
         max(rates.throughput, past.throughput),
     )
     return [
-        (f"{bundle.topics} topics", bundle.topics / settings.bundle_topics_max),
+        (f"{bundle.topics} topics", bundle.topics / settings.topics_max),
         (f"{bundle.sessions} sessions", bundle.sessions / sessions if sessions > 0 else 0.0),
         (f"{messages:.0f} messages/s", messages / settings.bundle_rate_max),
         (f"{bytes_ / MIB:.0f} MiB/s", bytes_ / MIB / settings.bundle_mib_max),
@@ -183,7 +183,7 @@ def merge(situation: Situation) -> Outcome:
     """Pairs of neighbours on one broker that together use little of every limit. A bundle that was
     not measured, moved lately or is pinned is left alone."""
     settings = situation.settings
-    if not settings.merge:
+    if not (settings.enabled and settings.merge):
         return Outcome(situation.memory, "merges are off")
     namespaces: dict[str, list[Bundle]] = {}
     for bundle in situation.cluster.bundles:

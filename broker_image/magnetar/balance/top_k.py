@@ -42,7 +42,7 @@ def is_excluded(bundle: str, settings: Settings) -> bool:
 
 def top_bundles(bundles: Iterable[BundleLoad], settings: Settings) -> tuple[BundleLoad, ...]:
     """The K bundles with most load, most first, each with its hottest topics."""
-    wanted = settings.report_bundles_max
+    wanted = settings.top_max
     limit = wanted if 0 < wanted <= REPORTED_BUNDLES_MAX else REPORTED_BUNDLES_MAX
     busy = (
         bundle

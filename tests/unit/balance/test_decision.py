@@ -45,14 +45,17 @@ def requests(draw: st.DrawFn) -> Request:
     orphan = Bundle(name_of(5000))
     memory = Memory(
         usage={"b0": draw(st.floats(0, 1))},
-        high_hits={"b0": 5},
+        hits={"b0": (5, 1)},
         moved={item.name: Moved(NOW_MS - 1, 5.0, ("b0", "b1")) for item in owned[:2]},
     )
     shared = IsolationPolicy("p", ("none/.*",), ("elsewhere",))
     policies = draw(st.sampled_from([Policies(), Policies((shared,), {"public/default": "g"})]))
+    shedder, placement = draw(st.sampled_from(SHEDDERS)), draw(st.sampled_from(PLACEMENTS))
+    if "AvgShedder" in (shedder, placement):
+        shedder = placement = "AvgShedder"
     settings = {
-        "loadBalancerLoadSheddingStrategy": draw(st.sampled_from(SHEDDERS)),
-        "loadBalancerLoadPlacementStrategy": draw(st.sampled_from(PLACEMENTS)),
+        "loadBalancerLoadSheddingStrategy": shedder,
+        "loadBalancerLoadPlacementStrategy": placement,
         "loadBalancerSheddingExcludedNamespaces": draw(st.sampled_from([(), ("quiet/one",)])),
         "minUnloadMessage": 1,
     }

@@ -15,6 +15,10 @@ from tests.support.balance import broker, bundles, name_of, rates, situation
 
 NEW = Bundle(name_of(99), topics=5)
 ANYWHERE: dict[str, object] = {"loadBalancerDistributeBundlesEvenlyEnabled": "false"}
+AVERAGE = {
+    "loadBalancerLoadSheddingStrategy": "AvgShedder",
+    "loadBalancerLoadPlacementStrategy": "AvgShedder",
+}
 SEEDS = range(40)
 
 
@@ -99,7 +103,7 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_avg_shedder_places_as_it_planned() -> None:
-    settings = {**ANYWHERE, "loadBalancerLoadPlacementStrategy": "AvgShedder"}
+    settings = {**ANYWHERE, **AVERAGE}
     memory = Memory(planned={NEW.name: "b2"})
     now = situation([broker("b1"), broker("b2")], [NEW], settings, memory)
     assert choices(now) == {"b2"}

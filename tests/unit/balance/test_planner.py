@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from magnetar.balance.cluster import Broker, Bundle, Cluster, Memory, Moved, Outcome
+from magnetar.balance.cluster import ARRIVAL_MS, Broker, Bundle, Cluster, Memory, Moved, Outcome
 from magnetar.balance.filters import IsolationPolicy, Policies, Situation
 from magnetar.balance.load import History, LoadReport, Rates, Resource
 from magnetar.balance.placement import place
@@ -40,7 +40,7 @@ def applied(now: Situation, outcome: Outcome, later_ms: int = 0) -> Situation:
 def fills(now: Situation) -> dict[str, float]:
     """Load for capacity by broker that takes bundles."""
     found = {broker.name: 0.0 for broker in now.cluster.brokers if not broker.draining}
-    known, capacity = loads(now.cluster, now.settings), capacities(now.cluster, now.settings)
+    known, capacity = loads(now), capacities(now)
     for bundle, load in zip(now.cluster.bundles, known, strict=True):
         if bundle.broker in found:
             found[bundle.broker] += load / capacity[bundle.broker]
@@ -245,12 +245,12 @@ def test_an_unmeasured_bundle_counts_with_its_share_of_the_rest() -> None:
     rest = tuple(Bundle(name_of(at), "b1") for at in (7, 8, 9))
     orphan = Bundle(name_of(10))
     now = situation([broker("b1", messages=1000)], [*named, *rest, orphan])
-    assert loads(now.cluster, now.settings) == pytest.approx([401, 200, 200, 200, 1])
+    assert loads(now) == pytest.approx([410, 200, 200, 200, 10])
 
 
 def test_cost_counts_bytes() -> None:
     now = situation([])
-    assert cost(Rates(10, 20, 4096, 8192), now.settings) == pytest.approx(34)
+    assert cost(Rates(10, 20, 4096, 8192), now.settings) == pytest.approx(43)
 
 
 def test_a_broker_over_the_threshold_is_not_filled_up() -> None:
@@ -267,6 +267,45 @@ def test_one_placement_is_as_the_plan_would_do() -> None:
     now = situation([broker("b1"), broker("b2")], [*owned, new], settings)
     assert place(new, now).broker == "b2"
     assert [move.destination for move in plan(now).moves] == ["b2"]
+
+
+def test_moves_under_way_are_not_planned_again() -> None:
+    """The next plan counts them as arrived, so it does not move others as well."""
+    owned = bundles("b0", [rates(100 + at % 37) for at in range(200)])
+    now = situation([broker(f"b{at}") for at in range(5)], owned, PLANNER)
+    first = plan(now)
+    assert len(first.moves) > 100
+    assert plan(replace(now, memory=first.memory)).moves == ()
+
+
+def test_a_move_that_fails_is_forgotten() -> None:
+    """At once if the host says so, otherwise after a while: the bundle may move again."""
+    now = situation([broker("b1"), broker("b2")], bundles("b1", [rates(99)] * 2), PLANNER)
+    first = plan(now)
+    waiting = replace(now, memory=first.memory)
+    assert plan(waiting).moves == ()
+    assert plan(replace(now, memory=first.memory.forget([first.moves[0].bundle]))).moves
+    later = replace(now.cluster, now_ms=NOW_MS + ARRIVAL_MS + 1)
+    assert plan(replace(waiting, cluster=later)).moves
+    arrived = applied(now, first, ARRIVAL_MS + 1)
+    assert plan(arrived).moves == ()
+    assert arrived.memory.observe(arrived.cluster, arrived.settings).preallocated == {}
+
+
+@pytest.mark.parametrize("name", ["loadBalancerSheddingEnabled", "loadBalancerEnabled"])
+def test_orphans_are_placed_while_shedding_is_off(name: str) -> None:
+    owned = (*bundles("b1", [rates(100)] * 9), *bundles("", [rates(100)], start=50))
+    now = situation([broker("b1"), broker("b2")], owned, {**PLANNER, name: False})
+    assert [move.source for move in plan(now).moves] == [""]
+
+
+def test_a_wrong_limit_draws_no_more_than_its_bound() -> None:
+    members = [broker(f"b{at}") for at in range(4)]
+    huge = members[0].report
+    assert huge is not None
+    members[0] = replace(members[0], report=replace(huge, cpu=Resource(0, 1e15)))
+    found = capacities(situation(members))
+    assert found == {"b0": 16.0, "b1": 1.0, "b2": 1.0, "b3": 1.0}
 
 
 def test_a_plan_says_why() -> None:

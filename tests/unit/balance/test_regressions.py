@@ -100,7 +100,7 @@ def test_13119_memory_outlives_a_leader() -> None:
     memory = cycle(now).memory
     assert Memory.decode(memory.encode()) == memory
     assert memory.usage == {"b1": 0.8, "b2": 0.2}
-    assert memory.high_hits == {"b1": 1, "b2": 1}
+    assert memory.hits == {"b1": (1, 1), "b2": (1, 1)}
 
 
 def test_7065_a_split_is_not_repeated_from_the_same_statistics() -> None:

@@ -71,6 +71,13 @@ def test_what_is_out_of_bounds_is_refused_by_name(name: str, value: object) -> N
         Settings.read({name: value})
 
 
+def test_avg_shedder_is_both_or_neither() -> None:
+    """Pulsar does not start otherwise."""
+    for name in ("loadBalancerLoadSheddingStrategy", "loadBalancerLoadPlacementStrategy"):
+        with pytest.raises(InvalidRequest, match="only if it is both"):
+            Settings.read({name: "AvgShedder"})
+
+
 def test_every_setting_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs/load-balancing.md").read_text()
     named = Settings().named()

@@ -38,10 +38,10 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 def shed(situation: Situation) -> Outcome:
     """What leaves which broker now, by `Settings.shedder`."""
     cluster, settings = situation.cluster, situation.settings
-    if not settings.shedding:
-        return Outcome(situation.memory, "shedding is off")
     if settings.shedder == PLANNER:
         return plan(situation)
+    if not (settings.enabled and settings.shedding):
+        return Outcome(situation.memory, "shedding is off")
     memory = situation.memory.observe(cluster, settings)
     if sum(not broker.draining for broker in cluster.brokers) < 2:
         return Outcome(memory, "fewer than two brokers take bundles")

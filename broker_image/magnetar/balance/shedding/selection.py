@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from magnetar.balance.cluster import Bundle, Memory
 from magnetar.balance.filters import Situation
@@ -36,6 +37,9 @@ class Selection:
 
 
 Strategy = Callable[[Situation], Selection]
+Amount = Callable[[Rates], float]
+messages: Amount = attrgetter("messages")
+throughput: Amount = attrgetter("throughput")
 
 
 def serving(situation: Situation) -> list[str]:
@@ -48,9 +52,7 @@ def serving(situation: Situation) -> list[str]:
     )
 
 
-def sheddable(
-    situation: Situation, broker: str, amount: Callable[[Rates], float]
-) -> list[tuple[float, Bundle]]:
+def sheddable(situation: Situation, broker: str, amount: Amount) -> list[tuple[float, Bundle]]:
     """Bundles of a broker that may leave, with their short-term amounts, largest first."""
     owned = situation.cluster.owned[broker]
     if len(owned) < 2:
@@ -65,14 +67,6 @@ def sheddable(
     return sorted(
         (item for item in found if item[0] > 0), key=lambda item: (-item[0], item[1].name)
     )
-
-
-def throughput(rates: Rates) -> float:
-    return rates.throughput
-
-
-def messages(rates: Rates) -> float:
-    return rates.messages
 
 
 def until(situation: Situation, broker: str, needed: float, reason: str) -> list[Shed]:
@@ -90,7 +84,7 @@ def fitting(
     situation: Situation,
     broker: str,
     budget: float,
-    amount: Callable[[Rates], float],
+    amount: Amount,
     count_max: int = -1,
 ) -> list[Bundle]:
     """Bundles by descending amount, each that still fits into the budget."""

@@ -31,7 +31,7 @@ def threshold_shedder(situation: Situation) -> Selection:
     for broker, value in usage.items():
         if value >= mean + points - EPSILON:
             needed = situation.rates(broker).throughput * (value - mean - points + MARGIN)
-            if needed >= settings.unload_throughput_min_mib * MIB:
+            if needed >= settings.unload_mib_min * MIB:
                 reason = f"usage {value:.2f} is above the mean {mean:.2f} by {points:.2f} or more"
                 sheds += until(situation, broker, needed, reason)
     if not sheds and settings.lower_boundary:
@@ -48,6 +48,6 @@ def _lower(
         return []
     donor = max(busy, key=lambda name: (usage[name], name))
     needed = situation.rates(donor).throughput * points * LOWER_SHARE
-    if needed < situation.settings.unload_throughput_min_mib * MIB:
+    if needed < situation.settings.unload_mib_min * MIB:
         return []
     return until(situation, donor, needed, f"a broker at {lowest:.2f} is below {mean - points:.2f}")

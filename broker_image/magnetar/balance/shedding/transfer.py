@@ -106,7 +106,7 @@ def _pairs(situation: Situation, loads: _Loads, reason: str) -> list[Shed]:
     sheds: list[Shed] = []
     low, high = 0, len(order) - 1
     why: str | None = reason
-    for _ in range(situation.settings.transfer_brokers_max):
+    for _ in range(situation.settings.transfer_pairs):
         if low >= high or why is None:
             break
         exchanged = _exchange(situation, loads, order[high], order[low], why)
@@ -151,7 +151,7 @@ def _movable(situation: Situation, source: str, destination: str) -> list[tuple[
         and kept(situation, item[1]) is None
         and destination in allowed(situation, item[1].namespace)
     ]
-    limit = settings.report_bundles_max
+    limit = settings.top_max
     return found[-limit:] if limit > 0 else found
 
 

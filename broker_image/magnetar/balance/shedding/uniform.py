@@ -5,18 +5,9 @@ Owns: the strategy. Imports: balance.filters, shedding.selection. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from magnetar.balance.filters import Situation
-from magnetar.balance.load import Rates
-from magnetar.balance.shedding.selection import (
-    Selection,
-    Shed,
-    fitting,
-    messages,
-    serving,
-    throughput,
-)
+from magnetar.balance.shedding import selection
+from magnetar.balance.shedding.selection import Amount, Selection, Shed, fitting, serving
 
 NOTHING = 1e-6
 
@@ -26,8 +17,8 @@ def uniform_shedder(situation: Situation) -> Selection:
     throughput, a share of the difference to the lowest."""
     settings, brokers = situation.settings, serving(situation)
     for what, amount, least, fires in (
-        ("message rate", messages, settings.unload_messages_min, _rate_fires),
-        ("throughput", throughput, settings.unload_bytes_min, _throughput_fires),
+        ("message rate", selection.messages, settings.unload_messages_min, _rate_fires),
+        ("throughput", selection.throughput, settings.unload_bytes_min, _throughput_fires),
     ):
         highest, high, low = _ends(situation, brokers, amount)
         if not fires(situation, high, low):
@@ -42,9 +33,7 @@ def uniform_shedder(situation: Situation) -> Selection:
     return Selection((), situation.memory, "message rate and throughput are even")
 
 
-def _ends(
-    situation: Situation, brokers: list[str], amount: Callable[[Rates], float]
-) -> tuple[str, float, float]:
+def _ends(situation: Situation, brokers: list[str], amount: Amount) -> tuple[str, float, float]:
     found = {name: amount(situation.rates(name)) for name in brokers}
     highest = max(found, key=lambda name: (found[name], name), default="")
     low = min(found.values(), default=0.0)
@@ -52,10 +41,10 @@ def _ends(
 
 
 def _rate_fires(situation: Situation, high: float, low: float) -> bool:
-    limit = situation.settings.rate_difference_percent
+    limit = situation.settings.rate_gap_percent
     return limit > 0 and 100 * (high - low) / low > limit
 
 
 def _throughput_fires(situation: Situation, high: float, low: float) -> bool:
-    limit = situation.settings.throughput_multiple
+    limit = situation.settings.flow_multiple
     return limit > 0 and high / low > limit
