@@ -8,6 +8,7 @@ the history of a bundle continues when its owner changes.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field, replace
 
 from magnetar.balance.settings import Settings
@@ -21,7 +22,7 @@ HOT_TOPICS_MAX = 8
 """Per bundle: enough to isolate the ones that matter."""
 NUMBER_MAX = 1e15
 SAMPLE_BYTES = 4096.0
-"""Bytes that weigh as much as a message when two samples are compared."""
+"""Bytes that weigh as much as a message when rates are compared."""
 SHORT_SAMPLES, LONG_SAMPLES, LEVEL_SAMPLES = 10, 1000, 120
 LEVEL_CHANGE = 0.25
 """Two successive samples that differ from the level by more than this begin a new level."""
@@ -53,32 +54,29 @@ class Rates:
     def throughput(self) -> float:
         return self.bytes_in + self.bytes_out
 
+    @property
+    def size(self) -> float:
+        """One number to compare rates by."""
+        return self.messages + self.throughput / SAMPLE_BYTES
+
+    @property
+    def _all(self) -> tuple[float, float, float, float]:
+        return self.messages_in, self.messages_out, self.bytes_in, self.bytes_out
+
     def __add__(self, other: Rates) -> Rates:
-        return Rates(
-            self.messages_in + other.messages_in,
-            self.messages_out + other.messages_out,
-            self.bytes_in + other.bytes_in,
-            self.bytes_out + other.bytes_out,
-        )
+        return Rates(*map(operator.add, self._all, other._all))
 
     def toward(self, other: Rates, share: float) -> Rates:
         """This, moved towards `other` by a share of the difference."""
-        return Rates(
-            self.messages_in + share * (other.messages_in - self.messages_in),
-            self.messages_out + share * (other.messages_out - self.messages_out),
-            self.bytes_in + share * (other.bytes_in - self.bytes_in),
-            self.bytes_out + share * (other.bytes_out - self.bytes_out),
-        )
+        pairs = zip(self._all, other._all, strict=True)
+        return Rates(*(ours + share * (theirs - ours) for ours, theirs in pairs))
 
-    def scaled(self, factor: float) -> Rates:
-        return Rates().toward(self, factor)
-
-    def differs(self, other: Rates, share: float) -> int:
+    def side(self, other: Rates, share: float) -> int:
         """1 or -1 if this is above or below `other` by more than a share of it, else 0."""
-        mine, theirs = (rates.messages + rates.throughput / SAMPLE_BYTES for rates in (self, other))
-        if abs(mine - theirs) <= share * theirs:
+        difference = self.size - other.size
+        if abs(difference) <= share * other.size:
             return 0
-        return 1 if mine > theirs else -1
+        return 1 if difference > 0 else -1
 
 
 UNKNOWN = Rates(50.0, 50.0, 50_000.0, 50_000.0)
@@ -111,10 +109,10 @@ class Level:
 
     def observe(self, sample: Rates) -> Level:
         mean = self.mean
-        side = sample.differs(mean.rates, LEVEL_CHANGE) if mean.samples else 0
+        side = sample.side(mean.rates, LEVEL_CHANGE) if mean.samples else 0
         if self.outlier is None:
             return replace(self, outlier=sample) if side else self._with(sample)
-        if side and side == self.outlier.differs(mean.rates, LEVEL_CHANGE):
+        if side and side == self.outlier.side(mean.rates, LEVEL_CHANGE):
             return Level(Mean(self.outlier.toward(sample, 0.5), 2))
         return self._with(self.outlier)._with(sample)
 

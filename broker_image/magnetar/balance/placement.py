@@ -58,11 +58,6 @@ def round_robin(_bundle: Bundle, names: Sequence[str], situation: Situation) -> 
     return names[situation.memory.turn % len(names)]
 
 
-def planner(bundle: Bundle, names: Sequence[str], situation: Situation) -> str:
-    """Where the planner's own plan would place it."""
-    return least_loaded(situation, bundle, names)
-
-
 def planned(bundle: Bundle, names: Sequence[str], situation: Situation) -> str:
     """AvgShedder's own: the destination that it planned, unless that is overloaded by now (#26246),
     or any broker."""
@@ -74,7 +69,7 @@ def planned(bundle: Bundle, names: Sequence[str], situation: Situation) -> str:
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
-        PLANNER: planner,
+        PLANNER: least_loaded,
         "LeastLongTermMessageRate": least_long_term_rate,
         "LeastResourceUsageWithWeight": least_resource_usage,
         ROUND_ROBIN: round_robin,

@@ -173,7 +173,7 @@ def _allowed(situation: Situation, number: Mapping[str, int]) -> dict[int, froze
     return {at: found[bundle.namespace] for at, bundle in enumerate(situation.cluster.bundles)}
 
 
-def least_loaded(situation: Situation, bundle: Bundle, names: Sequence[str]) -> str:
+def least_loaded(bundle: Bundle, names: Sequence[str], situation: Situation) -> str:
     """The candidate with the lowest load for its capacity once it has the bundle."""
     cluster, settings = situation.cluster, situation.settings
     capacity = capacities(situation)

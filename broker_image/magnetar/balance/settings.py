@@ -19,43 +19,27 @@ from magnetar.errors import InvalidRequest
 PLANNER = "Planner"
 SHEDDERS = (
     PLANNER,
-    "OverloadShedder",
-    "ThresholdShedder",
-    "UniformLoadShedder",
-    "AvgShedder",
-    "TransferShedder",
+    *(f"{kind}Shedder" for kind in ("Overload", "Threshold", "UniformLoad", "Avg", "Transfer")),
 )
 PLACEMENTS = (
-    PLANNER,
-    "LeastLongTermMessageRate",
-    "LeastResourceUsageWithWeight",
-    "RoundRobinBrokerSelector",
+    PLANNER, "LeastLongTermMessageRate", "LeastResourceUsageWithWeight", "RoundRobinBrokerSelector",
     "AvgShedder",
-)
+)  # fmt: skip
 ALGORITHMS = (
-    "range_equally_divide",
-    "topic_count_equally_divide",
-    "specified_positions_divide",
+    "range_equally_divide", "topic_count_equally_divide", "specified_positions_divide",
     "flow_or_qps_equally_divide",
-)
+)  # fmt: skip
 MIB = 1 << 20
 _MANY = float(1 << 31)
 
 
-def _number(default: Any, name: str, low: float, high: float) -> Any:
-    return field(default=default, metadata={"name": name, "low": low, "high": high})
-
-
-def _switch(default: Any, name: str) -> Any:
-    return field(default=default, metadata={"name": name})
-
-
-def _choice(default: str, name: str, choices: tuple[str, ...]) -> Any:
-    return field(default=default, metadata={"name": name, "choices": choices})
+def _setting(default: Any, name: str, *bounds: Any) -> Any:
+    """A field: lowest and highest value of a number, the choices of a text, none for others."""
+    return field(default=default, metadata={"name": name, "bounds": bounds})
 
 
 def _percent(default: float, name: str) -> Any:
-    return _number(default, name, 0, 1000)
+    return _setting(default, name, 0, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,95 +47,95 @@ class Settings:
     """Everything that decisions depend on besides load. `read` takes Pulsar's names."""
 
     # strategies
-    enabled: bool = _switch(True, "loadBalancerEnabled")
-    shedder: str = _choice("ThresholdShedder", "loadBalancerLoadSheddingStrategy", SHEDDERS)
-    placement: str = _choice(
-        "LeastLongTermMessageRate", "loadBalancerLoadPlacementStrategy", PLACEMENTS
+    enabled: bool = _setting(True, "loadBalancerEnabled")
+    shedder: str = _setting("ThresholdShedder", "loadBalancerLoadSheddingStrategy", *SHEDDERS)
+    placement: str = _setting(
+        "LeastLongTermMessageRate", "loadBalancerLoadPlacementStrategy", *PLACEMENTS
     )
-    shedding: bool = _switch(True, "loadBalancerSheddingEnabled")
-    shed_minutes: float = _number(1, "loadBalancerSheddingIntervalMinutes", 0.01, 1440)
+    shedding: bool = _setting(True, "loadBalancerSheddingEnabled")
+    shed_minutes: float = _setting(1, "loadBalancerSheddingIntervalMinutes", 0.01, 1440)
     # reports
     report_percent: float = _percent(10, "loadBalancerReportUpdateThresholdPercentage")
-    look_ms: int = _number(5000, "loadBalancerReportUpdateMinIntervalMillis", 100, _MANY)
-    report_max_minutes: float = _number(
+    look_ms: int = _setting(5000, "loadBalancerReportUpdateMinIntervalMillis", 100, _MANY)
+    report_max_minutes: float = _setting(
         15, "loadBalancerReportUpdateMaxIntervalMinutes", 0.01, 1440
     )
-    top_max: int = _number(10, "loadBalancerMaxNumberOfBundlesInBundleLoadReport", -1, 1000)
-    report_ttl_s: float = _number(1800, "loadBalancerBrokerLoadDataTTLInSeconds", 1, _MANY)
-    nic_gbps: float = _number(0, "loadBalancerOverrideBrokerNicSpeedGbps", 0, 10_000)
+    top_max: int = _setting(10, "loadBalancerMaxNumberOfBundlesInBundleLoadReport", -1, 1000)
+    report_ttl_s: float = _setting(1800, "loadBalancerBrokerLoadDataTTLInSeconds", 1, _MANY)
+    nic_gbps: float = _setting(0, "loadBalancerOverrideBrokerNicSpeedGbps", 0, 10_000)
     # weights of resources
-    cpu_weight: float = _number(1.0, "loadBalancerCPUResourceWeight", 0, 100)
-    memory_weight: float = _number(0.0, "loadBalancerMemoryResourceWeight", 0, 100)
-    direct_memory_weight: float = _number(0.0, "loadBalancerDirectMemoryResourceWeight", 0, 100)
-    bandwidth_in_weight: float = _number(1.0, "loadBalancerBandwidthInResourceWeight", 0, 100)
-    bandwidth_out_weight: float = _number(1.0, "loadBalancerBandwidthOutResourceWeight", 0, 100)
-    history: float = _number(0.9, "loadBalancerHistoryResourcePercentage", 0, 1)
+    cpu_weight: float = _setting(1.0, "loadBalancerCPUResourceWeight", 0, 100)
+    memory_weight: float = _setting(0.0, "loadBalancerMemoryResourceWeight", 0, 100)
+    direct_memory_weight: float = _setting(0.0, "loadBalancerDirectMemoryResourceWeight", 0, 100)
+    bandwidth_in_weight: float = _setting(1.0, "loadBalancerBandwidthInResourceWeight", 0, 100)
+    bandwidth_out_weight: float = _setting(1.0, "loadBalancerBandwidthOutResourceWeight", 0, 100)
+    history: float = _setting(0.9, "loadBalancerHistoryResourcePercentage", 0, 1)
     # placement and filters
     overloaded_percent: float = _percent(85, "loadBalancerBrokerOverloadedThresholdPercentage")
-    broker_topics_max: int = _number(50000, "loadBalancerBrokerMaxTopics", 1, _MANY)
-    even_bundles: bool = _switch(True, "loadBalancerDistributeBundlesEvenlyEnabled")
+    broker_topics_max: int = _setting(50000, "loadBalancerBrokerMaxTopics", 1, _MANY)
+    even_bundles: bool = _setting(True, "loadBalancerDistributeBundlesEvenlyEnabled")
     usage_gap_percent: float = _percent(
         10, "loadBalancerAverageResourceUsageDifferenceThresholdPercentage"
     )
-    later_versions: bool = _switch(False, "preferLaterVersions")
-    failure_domains: bool = _switch(False, "failureDomainsEnabled")
+    later_versions: bool = _setting(False, "preferLaterVersions")
+    failure_domains: bool = _setting(False, "failureDomainsEnabled")
     # shedding
-    grace_minutes: float = _number(30, "loadBalancerSheddingGracePeriodMinutes", 0, 100000)
-    excluded_namespaces: tuple[str, ...] = _switch((), "loadBalancerSheddingExcludedNamespaces")
-    bundles_with_policies: bool = _switch(False, "loadBalancerSheddingBundlesWithPoliciesEnabled")
+    grace_minutes: float = _setting(30, "loadBalancerSheddingGracePeriodMinutes", 0, 100000)
+    excluded_namespaces: tuple[str, ...] = _setting((), "loadBalancerSheddingExcludedNamespaces")
+    bundles_with_policies: bool = _setting(False, "loadBalancerSheddingBundlesWithPoliciesEnabled")
     threshold_percent: float = _percent(10, "loadBalancerBrokerThresholdShedderPercentage")
-    lower_boundary: bool = _switch(False, "lowerBoundarySheddingEnabled")
-    unload_mib_min: float = _number(10, "loadBalancerBundleUnloadMinThroughputThreshold", 0, _MANY)
-    rate_gap_percent: float = _number(
+    lower_boundary: bool = _setting(False, "lowerBoundarySheddingEnabled")
+    unload_mib_min: float = _setting(10, "loadBalancerBundleUnloadMinThroughputThreshold", 0, _MANY)
+    rate_gap_percent: float = _setting(
         50, "loadBalancerMsgRateDifferenceShedderThreshold", -1, _MANY
     )
-    flow_multiple: float = _number(
+    flow_multiple: float = _setting(
         4, "loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold", -1, _MANY
     )
-    unload_messages_min: float = _number(1000, "minUnloadMessage", 0, _MANY)
-    unload_bytes_min: float = _number(MIB, "minUnloadMessageThroughput", 0, 1 << 50)
-    unload_share: float = _number(0.2, "maxUnloadPercentage", 0, 1)
-    unload_bundles_max: int = _number(-1, "maxUnloadBundleNumPerShedding", -1, _MANY)
+    unload_messages_min: float = _setting(1000, "minUnloadMessage", 0, _MANY)
+    unload_bytes_min: float = _setting(MIB, "minUnloadMessageThroughput", 0, 1 << 50)
+    unload_share: float = _setting(0.2, "maxUnloadPercentage", 0, 1)
+    unload_bundles_max: int = _setting(-1, "maxUnloadBundleNumPerShedding", -1, _MANY)
     low_points: float = _percent(15, "loadBalancerAvgShedderLowThreshold")
     high_points: float = _percent(40, "loadBalancerAvgShedderHighThreshold")
-    low_hits: int = _number(8, "loadBalancerAvgShedderHitCountLowThreshold", 1, 10000)
-    high_hits: int = _number(2, "loadBalancerAvgShedderHitCountHighThreshold", 1, 10000)
-    target_std: float = _number(0.25, "loadBalancerBrokerLoadTargetStd", 0, 100)
-    transfer_hits: int = _number(3, "loadBalancerSheddingConditionHitCountThreshold", 0, 10000)
-    transfer: bool = _switch(True, "loadBalancerTransferEnabled")
-    transfer_pairs: int = _number(3, "loadBalancerMaxNumberOfBrokerSheddingPerCycle", 1, 10000)
-    transfer_delay_s: float = _number(180, "loadBalanceSheddingDelayInSeconds", 0, _MANY)
+    low_hits: int = _setting(8, "loadBalancerAvgShedderHitCountLowThreshold", 1, 10000)
+    high_hits: int = _setting(2, "loadBalancerAvgShedderHitCountHighThreshold", 1, 10000)
+    target_std: float = _setting(0.25, "loadBalancerBrokerLoadTargetStd", 0, 100)
+    transfer_hits: int = _setting(3, "loadBalancerSheddingConditionHitCountThreshold", 0, 10000)
+    transfer: bool = _setting(True, "loadBalancerTransferEnabled")
+    transfer_pairs: int = _setting(3, "loadBalancerMaxNumberOfBrokerSheddingPerCycle", 1, 10000)
+    transfer_delay_s: float = _setting(180, "loadBalanceSheddingDelayInSeconds", 0, _MANY)
     # splits
-    split: bool = _switch(True, "loadBalancerAutoBundleSplitEnabled")
-    split_minutes: float = _number(1, "loadBalancerSplitIntervalMinutes", 0.01, 1440)
-    unload_children: bool = _switch(True, "loadBalancerAutoUnloadSplitBundlesEnabled")
-    split_algorithm: str = _choice(
-        "range_equally_divide", "defaultNamespaceBundleSplitAlgorithm", ALGORITHMS
+    split: bool = _setting(True, "loadBalancerAutoBundleSplitEnabled")
+    split_minutes: float = _setting(1, "loadBalancerSplitIntervalMinutes", 0.01, 1440)
+    unload_children: bool = _setting(True, "loadBalancerAutoUnloadSplitBundlesEnabled")
+    split_algorithm: str = _setting(
+        "range_equally_divide", "defaultNamespaceBundleSplitAlgorithm", *ALGORITHMS
     )
-    topics_max: int = _number(1000, "loadBalancerNamespaceBundleMaxTopics", 1, _MANY)
-    sessions_max: int = _number(1000, "loadBalancerNamespaceBundleMaxSessions", -1, _MANY)
-    bundle_rate_max: float = _number(30000, "loadBalancerNamespaceBundleMaxMsgRate", 1, _MANY)
-    bundle_mib_max: float = _number(
+    topics_max: int = _setting(1000, "loadBalancerNamespaceBundleMaxTopics", 1, _MANY)
+    sessions_max: int = _setting(1000, "loadBalancerNamespaceBundleMaxSessions", -1, _MANY)
+    bundle_rate_max: float = _setting(30000, "loadBalancerNamespaceBundleMaxMsgRate", 1, _MANY)
+    bundle_mib_max: float = _setting(
         100, "loadBalancerNamespaceBundleMaxBandwidthMbytes", 0.001, _MANY
     )
-    namespace_bundles_max: int = _number(128, "loadBalancerNamespaceMaximumBundles", 1, 4096)
+    namespace_bundles_max: int = _setting(128, "loadBalancerNamespaceMaximumBundles", 1, 4096)
     flow_percent: float = _percent(10, "flowOrQpsDifferenceThresholdPercentage")
-    split_hits: int = _number(
+    split_hits: int = _setting(
         3, "loadBalancerNamespaceBundleSplitConditionHitCountThreshold", 0, 10000
     )
-    splits_max: int = _number(10, "loadBalancerMaxNumberOfBundlesToSplitPerCycle", 1, 1000)
-    split_share: float = _number(0.25, "plannerSplitShare", 0, 100)
-    merge: bool = _switch(True, "plannerMergeEnabled")
-    merge_share: float = _number(0.1, "plannerMergeShare", 0, 0.5)
-    merge_bundles_min: int = _number(4, "plannerMergeBundlesMin", 1, 4096)
+    splits_max: int = _setting(10, "loadBalancerMaxNumberOfBundlesToSplitPerCycle", 1, 1000)
+    split_share: float = _setting(0.25, "plannerSplitShare", 0, 100)
+    merge: bool = _setting(True, "plannerMergeEnabled")
+    merge_share: float = _setting(0.1, "plannerMergeShare", 0, 0.5)
+    merge_bundles_min: int = _setting(4, "plannerMergeBundlesMin", 1, 4096)
     # planner
-    plan_interval_s: float = _number(5, "plannerIntervalSeconds", 0.1, 3600)
-    band: float = _number(0.02, "plannerBand", 0.001, 1)
-    band_trigger: float = _number(0.05, "plannerTriggerBand", 0.001, 10)
-    moves_max: int = _number(1000, "plannerMovesMax", 1, 1000000)
-    repeat_change: float = _number(0.2, "plannerRepeatChange", 0, 100)
-    message_bytes: float = _number(4096, "plannerMessageBytes", 1, 1 << 30)
-    bundle_cost: float = _number(10.0, "plannerBundleCost", 0.001, _MANY)
+    plan_interval_s: float = _setting(5, "plannerIntervalSeconds", 0.1, 3600)
+    band: float = _setting(0.02, "plannerBand", 0.001, 1)
+    band_trigger: float = _setting(0.05, "plannerTriggerBand", 0.001, 10)
+    moves_max: int = _setting(1000, "plannerMovesMax", 1, 1000000)
+    repeat_change: float = _setting(0.2, "plannerRepeatChange", 0, 100)
+    message_bytes: float = _setting(4096, "plannerMessageBytes", 1, 1 << 30)
+    bundle_cost: float = _setting(10.0, "plannerBundleCost", 0.001, _MANY)
 
     @staticmethod
     def read(given: Mapping[str, object]) -> Settings:
@@ -197,17 +181,17 @@ def _value(entry: dataclasses.Field[Any], given: object) -> object:
         return found
     if kind == "str":
         text = str(given).strip().rpartition(".")[2]
-        if text not in entry.metadata["choices"]:
+        if text not in entry.metadata["bounds"]:
             raise InvalidRequest(
                 f"{name}: {given!r} is not offered; use one of "
-                f"{', '.join(entry.metadata['choices'])}"
+                f"{', '.join(entry.metadata['bounds'])}"
             )
         return text
     return _as_number(entry, given)
 
 
 def _as_number(entry: dataclasses.Field[Any], given: object) -> float:
-    name, low, high = (entry.metadata[key] for key in ("name", "low", "high"))
+    name, (low, high) = entry.metadata["name"], entry.metadata["bounds"]
     try:
         number = float(str(given))
     except ValueError:

@@ -167,10 +167,7 @@ def _shares(bundle: Bundle, settings: Settings) -> list[tuple[str, float]]:
     """How much of each limit of one bundle it uses, by what its level and long-term rates say."""
     rates, past = bundle.level, bundle.long
     sessions = settings.sessions_max
-    messages, bytes_ = (
-        max(rates.messages, past.messages),
-        max(rates.throughput, past.throughput),
-    )
+    messages, bytes_ = (max(rates.messages, past.messages), max(rates.throughput, past.throughput))
     return [
         (f"{bundle.topics} topics", bundle.topics / settings.topics_max),
         (f"{bundle.sessions} sessions", bundle.sessions / sessions if sessions > 0 else 0.0),

@@ -11,14 +11,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 
-from magnetar.balance.load import (
-    HOT_TOPICS_MAX,
-    REPORTED_BUNDLES_MAX,
-    SAMPLE_BYTES,
-    BundleLoad,
-    Rates,
-    TopicLoad,
-)
+from magnetar.balance.load import HOT_TOPICS_MAX, REPORTED_BUNDLES_MAX, BundleLoad, TopicLoad
 from magnetar.balance.settings import Settings
 
 SYSTEM_TENANTS = ("pulsar", "sla-monitor")
@@ -47,19 +40,15 @@ def top_bundles(bundles: Iterable[BundleLoad], settings: Settings) -> tuple[Bund
     busy = (
         bundle
         for bundle in bundles
-        if _load(bundle.history.level.mean.rates) and not is_excluded(bundle.name, settings)
+        if bundle.history.level.mean.rates.size and not is_excluded(bundle.name, settings)
     )
     chosen = heapq.nsmallest(
-        limit, busy, key=lambda bundle: (-_load(bundle.history.level.mean.rates), bundle.name)
+        limit, busy, key=lambda bundle: (-bundle.history.level.mean.rates.size, bundle.name)
     )
     return tuple(replace(bundle, hot=hot_topics(bundle.hot)) for bundle in chosen)
 
 
 def hot_topics(topics: Iterable[TopicLoad]) -> tuple[TopicLoad, ...]:
     return tuple(
-        heapq.nsmallest(HOT_TOPICS_MAX, topics, key=lambda topic: (-_load(topic.rates), topic.name))
+        heapq.nsmallest(HOT_TOPICS_MAX, topics, key=lambda topic: (-topic.rates.size, topic.name))
     )
-
-
-def _load(rates: Rates) -> float:
-    return rates.messages + rates.throughput / SAMPLE_BYTES

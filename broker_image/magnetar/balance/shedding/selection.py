@@ -81,11 +81,7 @@ def until(situation: Situation, broker: str, needed: float, reason: str) -> list
 
 
 def fitting(
-    situation: Situation,
-    broker: str,
-    budget: float,
-    amount: Amount,
-    count_max: int = -1,
+    situation: Situation, broker: str, budget: float, amount: Amount, count_max: int = -1
 ) -> list[Bundle]:
     """Bundles by descending amount, each that still fits into the budget."""
     found: list[Bundle] = []
