@@ -108,9 +108,10 @@ def _matches(expressions: Iterable[str], text: str) -> bool:
     )
 
 
-def allowed(situation: Situation, namespace: str) -> tuple[str, ...]:
-    """Brokers that isolation permits for a namespace, by name. Without a policy of its own a
-    namespace has the shared ones, which are no policy's primary."""
+def allowed(situation: Situation, namespace: str, staying: bool = False) -> tuple[str, ...]:
+    """Brokers that isolation permits for a namespace, by name; with `staying` those too where a
+    bundle may remain, the secondaries. Without a policy of its own a namespace has the shared
+    brokers, which are no policy's primary."""
     policies = situation.policies
     serving = sorted(
         (broker.name, broker.host) for broker in situation.cluster.brokers if not broker.draining
@@ -126,7 +127,7 @@ def allowed(situation: Situation, namespace: str) -> tuple[str, ...]:
     available = [
         name for name in primary if 100 * situation.usage(name) <= policy.usage_max_percent
     ]
-    if len(available) >= policy.primaries_min and primary:
+    if len(available) >= policy.primaries_min and not staying:
         return tuple(primary)
     secondary = [name for name, host in serving if _matches(policy.secondary, host)]
     return tuple(sorted({*primary, *secondary}))

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from magnetar.balance.cluster import NOTES_MAX, Bundle, Move, Moved, Outcome
-from magnetar.balance.filters import Situation, allowed
+from magnetar.balance.filters import Situation, allowed, candidates
 from magnetar.balance.load import Rates
 from magnetar.balance.rebalance import LEAVING, ORPHAN, Problem, rebalance
 from magnetar.balance.settings import Settings
@@ -123,15 +123,16 @@ def _problem(situation: Situation, takers: Sequence[str], known: list[float]) ->
         name: number[to] for name, to in situation.memory.preallocated.items() if to in number
     }
     active = settings.enabled and settings.shedding
+    owners = [
+        coming[bundle.name] if bundle.name in coming else owner.get(bundle.broker, ORPHAN)
+        for bundle in cluster.bundles
+    ]
     return Problem(
         loads=known,
-        owners=[
-            coming[bundle.name] if bundle.name in coming else owner.get(bundle.broker, ORPHAN)
-            for bundle in cluster.bundles
-        ],
+        owners=owners,
         capacities=[capacity[name] for name in takers],
         fixed=_fixed(situation, known),
-        allowed=_allowed(situation, number),
+        allowed={**_allowed(situation, number), **_apart(situation, number, owners)},
         closed={number[name] for name in takers if situation.overloaded(name)},
         band=settings.band if active else math.inf,
         trigger=settings.band_trigger if active else math.inf,
@@ -161,16 +162,42 @@ def _fixed(situation: Situation, known: list[float]) -> set[int]:
 
 
 def _allowed(situation: Situation, number: Mapping[str, int]) -> dict[int, frozenset[int]]:
-    """Brokers by bundle; empty without isolation policies, when every broker may have all."""
+    """Brokers by bundle; empty without isolation policies, when every broker may have all. A bundle
+    on a secondary may stay there when the primaries are back, so that it does not go back and forth
+    with their usage."""
     if not situation.policies.isolation:
         return {}
-    found: dict[str, frozenset[int]] = {}
-    for bundle in situation.cluster.bundles:
-        if bundle.namespace not in found:
-            found[bundle.namespace] = frozenset(
-                number[name] for name in allowed(situation, bundle.namespace)
+    permitted: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
+    found = {}
+    for at, bundle in enumerate(situation.cluster.bundles):
+        if bundle.namespace not in permitted:
+            go, stay = (
+                frozenset(number[name] for name in allowed(situation, bundle.namespace, staying))
+                for staying in (False, True)
             )
-    return {at: found[bundle.namespace] for at, bundle in enumerate(situation.cluster.bundles)}
+            permitted[bundle.namespace] = go, stay
+        go, stay = permitted[bundle.namespace]
+        owner = number.get(bundle.broker, ORPHAN)
+        found[at] = go | {owner} if owner in stay else go
+    return found
+
+
+def _apart(
+    situation: Situation, number: Mapping[str, int], owners: Sequence[int]
+) -> dict[int, frozenset[int]]:
+    """The broker of each bundle of an anti-affinity group that has none: the filters choose."""
+    found: dict[int, frozenset[int]] = {}
+    if not situation.policies.groups:
+        return found
+    coming = dict(situation.memory.preallocated)
+    now = replace(situation, memory=replace(situation.memory, preallocated=coming))
+    for at, bundle in enumerate(situation.cluster.bundles):
+        if owners[at] < 0 and situation.policies.group(bundle.namespace):
+            names = candidates(now, bundle).names
+            if names:
+                coming[bundle.name] = situation.any_of(names, bundle.name)
+                found[at] = frozenset({number[coming[bundle.name]]})
+    return found
 
 
 def least_loaded(bundle: Bundle, names: Sequence[str], situation: Situation) -> str:

@@ -162,6 +162,12 @@ def test_a_primary_above_the_threshold_is_not_available() -> None:
     assert allowed(now, "tenant/a1") == ("p1", "p2", "s1")
 
 
+def test_no_secondaries_without_a_minimum() -> None:
+    policy = replace(ISOLATION.isolation[0], primaries_min=0)
+    now = replace(isolated("s1", "x1"), policies=Policies((policy,)))
+    assert allowed(now, "tenant/a1") == ()
+
+
 def test_a_broken_expression() -> None:
     policy = IsolationPolicy("broken", ("(",), ("b1",))
     with pytest.raises(InvalidRequest, match="broken"):

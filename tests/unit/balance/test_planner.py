@@ -340,6 +340,33 @@ def test_groups_of_isolation_are_balanced_each_by_itself(load: float) -> None:
     assert Counter((move.source, move.destination) for move in outcome.moves) == {("b2", "b3"): 5}
 
 
+def test_a_bundle_stays_on_a_secondary_when_the_primaries_are_back() -> None:
+    """Their usage would make it go back and forth."""
+    policy = IsolationPolicy("p", ("public/.*",), ("p.",), ("s.",), 1, usage_max_percent=70)
+    owned = (*bundles("p1", [rates(100)] * 5), *bundles("s1", [rates(100)] * 5, 50))
+    for cpu in (60, 80):
+        members = [broker("p1", cpu, host="p1"), broker("s1", host="s1"), broker("x", host="x")]
+        now = situation(members, owned, PLANNER, policies=Policies((policy,)))
+        assert plan(now).moves == ()
+    gone = situation(members[::2], owned, PLANNER, policies=Policies((policy,)))
+    assert {move.destination for move in plan(gone).moves} == {"p1"}
+
+
+def test_orphans_of_an_anti_affinity_group_are_kept_apart() -> None:
+    """One namespace of the group on each broker, by domain first; none of them is moved for load."""
+    policies = Policies(groups={f"g/{at}": "apart" for at in range(4)})
+    members = [broker(f"b{at}", domain=f"zone-{at // 2}") for at in range(4)]
+    owned = bundles("b0", [rates(900)] * 2, namespace="g/0")
+    orphans = [
+        bundle for at in (1, 2, 3) for bundle in bundles("", [rates(9)], namespace=f"g/{at}")
+    ]
+    settings = {**PLANNER, "failureDomainsEnabled": True}
+    now = situation(members, [*owned, *orphans], settings, policies=policies)
+    moves = plan(now).moves
+    assert {move.source for move in moves} == {""}
+    assert {move.destination for move in moves} == {"b1", "b2", "b3"}
+
+
 def test_a_plan_of_ten_thousand_bundles_takes_no_time() -> None:
     """50 brokers; processor time, since the machine is shared. It is about 30 ms."""
     members = [broker(f"b{at:02d}") for at in range(50)]
