@@ -34,7 +34,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle and its owner ("" = an orphan). `history` is None while nobody measured it; a
+    """A bundle and its owner ("" = an orphan). `history` is None until it is measured; a
     `pinned` bundle is not moved."""
 
     name: str

@@ -26,9 +26,10 @@ from magnetar.errors import InvalidRequest, StoreError
 from magnetar.metadata.codec import Record
 
 INPUTS_BYTES_MAX = 16 << 20
-"""Of one decision, uncompressed: 50 000 bundles with their histories."""
+"""Of one decision, uncompressed: some 25 000 bundles with their histories."""
 ENCODED_BYTES_MAX = 1 << 20
-KEPT_MOVES_MAX = 1000
+KEPT_MAX = 1000
+"""Moves, splits and merges of an outcome that is cut."""
 SHED, PLACE, SPLIT, MERGE = "shed", "place", "split", "merge"
 
 
@@ -103,7 +104,13 @@ def recorded(request: Request, outcome: Outcome) -> Decision:
     decision = Decision(request.cluster.now_ms, request.kind, outcome, inputs)
     if len(decision.encode()) <= ENCODED_BYTES_MAX:
         return decision
-    short = replace(outcome, memory=Memory(), moves=outcome.moves[:KEPT_MOVES_MAX])
+    short = replace(
+        outcome,
+        memory=Memory(),
+        moves=outcome.moves[:KEPT_MAX],
+        splits=outcome.splits[:KEPT_MAX],
+        merges=outcome.merges[:KEPT_MAX],
+    )
     return replace(decision, outcome=short, inputs="")
 
 

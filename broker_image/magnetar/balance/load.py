@@ -71,6 +71,10 @@ class Rates:
         pairs = zip(self._all, other._all, strict=True)
         return Rates(*(ours + share * (theirs - ours) for ours, theirs in pairs))
 
+    def rounded(self) -> Rates:
+        """To four digits: what is reported and recorded."""
+        return Rates(*(float(f"{value:.4g}") for value in self._all))
+
     def side(self, other: Rates, share: float) -> int:
         """1 or -1 if this is above or below `other` by more than a share of it, else 0."""
         difference = self.size - other.size
@@ -134,6 +138,14 @@ class History:
             self.long.observe(sample, LONG_SAMPLES),
             self.level.observe(sample),
         )
+
+    def rounded(self) -> History:
+        short, long, level = (
+            Mean(mean.rates.rounded(), mean.samples)
+            for mean in (self.short, self.long, self.level.mean)
+        )
+        outlier = self.level.outlier and self.level.outlier.rounded()
+        return History(short, long, Level(level, outlier))
 
     @staticmethod
     def steady(rates: Rates, samples: int = LONG_SAMPLES) -> History:

@@ -34,7 +34,7 @@ def is_excluded(bundle: str, settings: Settings) -> bool:
 
 
 def top_bundles(bundles: Iterable[BundleLoad], settings: Settings) -> tuple[BundleLoad, ...]:
-    """The K bundles with most load, most first, each with its hottest topics."""
+    """The K bundles with most load, most first, each with its hottest topics; rates rounded."""
     wanted = settings.top_max
     limit = wanted if 0 < wanted <= REPORTED_BUNDLES_MAX else REPORTED_BUNDLES_MAX
     busy = (
@@ -45,7 +45,10 @@ def top_bundles(bundles: Iterable[BundleLoad], settings: Settings) -> tuple[Bund
     chosen = heapq.nsmallest(
         limit, busy, key=lambda bundle: (-bundle.history.level.mean.rates.size, bundle.name)
     )
-    return tuple(replace(bundle, hot=hot_topics(bundle.hot)) for bundle in chosen)
+    return tuple(
+        replace(bundle, history=bundle.history.rounded(), hot=hot_topics(bundle.hot))
+        for bundle in chosen
+    )
 
 
 def hot_topics(topics: Iterable[TopicLoad]) -> tuple[TopicLoad, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import random
 import zlib
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from magnetar.balance.decision import (
     replay,
 )
 from magnetar.balance.filters import IsolationPolicy, Policies
-from magnetar.balance.load import History
+from magnetar.balance.load import History, Rates
 from magnetar.balance.settings import PLACEMENTS, SHEDDERS
 from magnetar.errors import InvalidRequest, StoreError
 from tests.support.balance import NOW_MS, broker, bundles, name_of, rates
@@ -99,11 +100,22 @@ def test_a_decision_that_is_too_large_keeps_no_inputs(monkeypatch: pytest.Monkey
             replay(record)
 
 
+@pytest.mark.slow
 def test_a_large_cluster_fits() -> None:
-    """10 000 bundles, all different."""
+    """10 000 bundles, all different, as they are reported."""
+    chance = random.Random(1)
     request = request_of(10_000)
+    owned = []
+    for bundle in request.cluster.bundles:
+        history = History()
+        for _ in range(3):
+            load = chance.lognormvariate(5, 2)
+            history = history.observe(Rates(load, chance.uniform(0, load), 99 * load, 7 * load))
+        owned.append(replace(bundle, history=history.rounded()))
+    request = replace(request, cluster=replace(request.cluster, bundles=tuple(owned)))
     record = recorded(request, decide(request))
     assert len(record.encode()) <= ENCODED_BYTES_MAX
+    assert record.replayable
     assert record.outcome.moves
 
 

@@ -200,6 +200,14 @@ def test_top_k() -> None:
     assert len(top_bundles(loads, Settings.read(everything))) == 4
 
 
+def test_reported_rates_are_rounded() -> None:
+    history = History.steady(Rates(1234.567, 0.000123456, 0.0, 7)).observe(Rates(9_999_999.0))
+    (found,) = top_bundles([BundleLoad(name_of(1), history)], Settings())
+    assert found.history.long.rates.messages_in == 11230.0
+    assert found.history.short.rates.messages_out == 0.0001111
+    assert found.history.level.outlier == Rates(1e7)
+
+
 def test_hot_topics_are_bounded() -> None:
     topics = tuple(TopicLoad(f"t{at}", at, rates(at)) for at in range(100))
     load = BundleLoad(name_of(1), History.steady(rates(10)), hot=topics)

@@ -150,7 +150,7 @@ def isolated(*alive: str, **cpus: float) -> Situation:
     ],
 )
 def test_isolation(alive: tuple[str, ...], namespace: str, expected: tuple[str, ...]) -> None:
-    """The first policy that matches; secondaries fill up; others have what is nobody's primary."""
+    """The first policy that matches; secondaries fill up; others have what is no policy's primary."""
     assert allowed(isolated(*alive), namespace) == expected
 
 
