@@ -1,8 +1,8 @@
 """Which broker gets a bundle.
 
 Owns: Pulsar's placement strategies behind the filters. Imports: balance.cluster, balance.filters,
-balance.planner, balance.settings. Pure. Invariants: a strategy chooses among its candidates only; equal inputs and
-seeds give equal choices; what one decision placed counts in the next placement.
+balance.planner, balance.settings. Pure. Invariants: a strategy chooses among its candidates only;
+equal inputs and seeds give equal choices; what one decision placed counts in the next placement.
 """
 
 from __future__ import annotations

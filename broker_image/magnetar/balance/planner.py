@@ -69,20 +69,18 @@ def capacities(situation: Situation) -> dict[str, float]:
     """Relative capacity by broker, 1 = the median: the scarcest of the weighted resources whose
     limit every report has, within `CAPACITY_RATIO_MAX`."""
     settings = situation.settings
-    limits: dict[str, tuple[float, ...]] = {}
+    weights = (settings.cpu_weight, settings.bandwidth_in_weight, settings.bandwidth_out_weight)
+    limits: dict[str, list[float]] = {}
     for broker in situation.cluster.brokers:
-        if broker.report is not None:
-            report = broker.report
-            limits[broker.name] = (
-                report.cpu.limit if settings.cpu_weight else 0.0,
-                report.bandwidth_in.limit if settings.bandwidth_in_weight else 0.0,
-                report.bandwidth_out.limit if settings.bandwidth_out_weight else 0.0,
-            )
-    known = [at for at in range(3) if all(limit[at] for limit in limits.values())]
+        if (report := broker.report) is not None:
+            resources = (report.cpu, report.bandwidth_in, report.bandwidth_out)
+            pairs = zip(resources, weights, strict=True)
+            limits[broker.name] = [resource.limit * bool(weight) for resource, weight in pairs]
+    known = [at for at in range(3) if limits and all(limit[at] for limit in limits.values())]
     middle = {at: statistics.median(limit[at] for limit in limits.values()) for at in known}
     found = dict.fromkeys(situation.cluster.by_name, 1.0)
     for name, limit in limits.items():
-        ratio = min((limit[at] / middle[at] for at in known), default=1.0) if limits else 1.0
+        ratio = min((limit[at] / middle[at] for at in known), default=1.0)
         found[name] = min(max(ratio, 1 / CAPACITY_RATIO_MAX), CAPACITY_RATIO_MAX)
     return found
 

@@ -1,9 +1,9 @@
 """The planner's arithmetic: loads on brokers, all by number.
 
 Owns: the placement of homeless bundles, heaviest first, and the moves that bring brokers into a
-band around the mean. Imports: nothing of ours. Pure. Invariants: a move (or an exchange of two bundles)
-lowers the higher fill of its two brokers; no bundle moves twice; so a plan
-ends, and its moves never raise the highest fill.
+band around the mean. Imports: nothing of ours. Pure. Invariants: a move (or an exchange of two
+bundles) lowers the higher fill of its two brokers; no bundle moves twice; so a plan ends, and its
+moves never raise the highest fill.
 """
 
 from __future__ import annotations
@@ -74,25 +74,14 @@ def rebalance(problem: Problem) -> Result:
 
 def _groups(problem: Problem) -> list[list[int]]:
     """Brokers that can exchange bundles, however indirectly."""
-    count = len(problem.capacities)
-    if len(problem.allowed) < len(problem.loads) or not problem.allowed:
-        return [list(range(count))]
-    parent = list(range(count))
-
-    def root(broker: int) -> int:
-        while parent[broker] != broker:
-            parent[broker] = parent[parent[broker]]
-            broker = parent[broker]
-        return broker
-
-    for brokers in set(problem.allowed.values()):
-        first = root(min(brokers, default=0))
-        for broker in brokers:
-            parent[root(broker)] = first
-    found: dict[int, list[int]] = {}
-    for broker in range(count):
-        found.setdefault(root(broker), []).append(broker)
-    return list(found.values())
+    brokers = set(range(len(problem.capacities)))
+    if not problem.allowed or len(problem.allowed) < len(problem.loads):
+        return [sorted(brokers)]
+    groups = [{broker} for broker in brokers]
+    for together in dict.fromkeys(problem.allowed.values()):
+        apart = [group for group in groups if not group & together]
+        groups = [*apart, set(together).union(*(group for group in groups if group & together))]
+    return sorted(sorted(group) for group in groups if group)
 
 
 class _Work:

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 
-from magnetar.balance.load import HOT_TOPICS_MAX, REPORTED_BUNDLES_MAX, BundleLoad, TopicLoad
+from magnetar.balance.load import HOT_TOPICS_MAX, REPORTED_BUNDLES_MAX, BundleLoad
 from magnetar.balance.settings import Settings
 
 SYSTEM_TENANTS = ("pulsar", "sla-monitor")
@@ -46,12 +46,12 @@ def top_bundles(bundles: Iterable[BundleLoad], settings: Settings) -> tuple[Bund
         limit, busy, key=lambda bundle: (-bundle.history.level.mean.rates.size, bundle.name)
     )
     return tuple(
-        replace(bundle, history=bundle.history.rounded(), hot=hot_topics(bundle.hot))
+        replace(
+            bundle,
+            history=bundle.history.rounded(),
+            hot=tuple(sorted(bundle.hot, key=lambda topic: (-topic.rates.size, topic.name)))[
+                :HOT_TOPICS_MAX
+            ],
+        )
         for bundle in chosen
-    )
-
-
-def hot_topics(topics: Iterable[TopicLoad]) -> tuple[TopicLoad, ...]:
-    return tuple(
-        heapq.nsmallest(HOT_TOPICS_MAX, topics, key=lambda topic: (-topic.rates.size, topic.name))
     )
