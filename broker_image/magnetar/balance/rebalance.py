@@ -198,7 +198,7 @@ class _Levelling:
 
     def run(self) -> None:
         work = self._work
-        while self._donors and work.moves_left > 0 and self._capacity > 0:
+        while self._donors and work.moves_left > 0 and self._load > 0 and self._capacity > 0:
             fill, donor = self._donors[0]
             if donor in self._spent:
                 heapq.heappop(self._donors)

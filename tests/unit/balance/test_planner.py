@@ -406,3 +406,9 @@ def test_the_arithmetic_ends_and_obeys(
     for step in result.steps:
         assert step.destination in permitted.get(step.bundle, {step.destination})
         assert step.destination != owners[step.bundle]
+
+
+def test_one_load_that_hides_all_others() -> None:
+    """Once its broker has left the mean, rounding leaves nothing of the rest."""
+    found = rebalance(Problem([1.0, 1e-38, 1e-38], [0, 1, 1], [1.0, 0.5, 1.0]))
+    assert {step.bundle for step in found.steps} <= {1, 2}
