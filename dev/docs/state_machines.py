@@ -30,26 +30,27 @@ class Machine(NamedTuple):
 MACHINES = (
     Machine(
         "Bundle",
-        "The record of a bundle in the metadata store. Each change is a compare-and-swap; "
-        "`magnetar/ownership/rules.py` says what the record holds after it. The record of a "
-        "deleted bundle is removed later.",
+        "The record of a bundle in the metadata store (`magnetar/ownership/states.py`). Each change "
+        "is a compare-and-swap; `magnetar/ownership/rules.py` says what the record holds after it. "
+        "The record of a deleted bundle is removed later. What one broker does with a bundle in "
+        "between (recover, serve, freeze) is in `magnetar/broker/bundles/phases.py`.",
         BUNDLES,
     ),
     Machine(
         "Transaction",
-        "A transaction at its coordinator (`magnetar/transactions/coordinator`). Each change is "
-        "in the coordinator's log before it is answered; the outcome is forgotten after a while.",
+        "A transaction at its coordinator (`magnetar/transactions/coordinator/states.py`). Each "
+        "change is in the coordinator's log before it is answered; the outcome is forgotten after a while.",
         TRANSACTIONS,
     ),
     Machine(
         "Coordinator",
-        "One incarnation of a transaction coordinator (`magnetar/coordinator/incarnation.py`). "
+        "One incarnation of a transaction coordinator (`magnetar/coordinator/states.py`). "
         "After it has ended, the process begins another one.",
         STATES,
     ),
     Machine(
         "Subscription",
-        "Which consumers a subscription has (`magnetar/topics/subscription.py`). A SUBSCRIBE that "
+        "Which consumers a subscription has (`magnetar/topics/attachment.py`). A SUBSCRIBE that "
         "has no arrow fails with ConsumerBusy.",
         ATTACHMENTS,
     ),
@@ -61,8 +62,8 @@ def document() -> str:
     head = (
         "# State machines\n\n"
         f"{_GENERATED}\n\n"
-        "Each table is a module of its own; the code takes every transition from it and refuses "
-        "others.\n"
+        "Each table is the module named in brackets; the code takes every transition from it and "
+        "refuses others.\n"
     )
     return head + "".join(_section(machine) for machine in MACHINES)
 
