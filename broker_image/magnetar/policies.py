@@ -6,6 +6,13 @@ writes them) and `TopicPolicies`; a topic's own policies have the same keys. Inv
 reads every key it knows and ignores the others, which are stored and returned as they came; a value
 that is stored has passed `check`; a topic's policy wins over its namespace's, which wins over the
 broker's default; 0 means "no limit" for every maximum.
+
+To add a policy: a field of `Policies` and a row of `READERS` here; a row of `BOTH_LEVELS`,
+`NAMESPACE_POLICIES` or `TOPIC_POLICIES` in `broker.routes.policies`; a field of `Policies` in
+`resources.namespace_policies`, which gives a TopicNamespace the field; its effect, at
+`TopicHost.refresh_policies` or as work of `broker.upkeep.expiry`. `make crds` then writes the
+definitions and docs/reference. Tests: `tests/unit/test_policies.py`,
+`tests/unit/broker/routes/test_policies.py`, `tests/unit/resources/test_topic_namespace.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Producers of one topic in service.
 
 Owns: attaching and detaching producers as the topic's registry decides, and whether the topic takes
-producers at all. Imports: topics, errors. Invariants: every producer that the registry removes or
-refuses is notified; an exclusive grant is answered only after its epoch is durable.
+producers at all. What they send goes through `topic_host` and `admission`, not through here.
+Imports: topics, errors. Invariants: every producer that the registry removes or refuses is
+notified; an exclusive grant is answered only after its epoch is durable.
 """
 
 from __future__ import annotations
