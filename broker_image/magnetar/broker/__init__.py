@@ -1,5 +1,6 @@
-"""The hosts: the only place with sockets, threads and processes.
+"""The broker process: the I/O around the pure cores.
 
-Owns: what drives the pure cores. Imports: every other package; nobody imports this one but the
-command line.
+Owns: what drives the pure cores. Start at `process`, then `incarnation`. Imports: every other
+package but the command line, which imports this one. Coordinators import its `connections` and
+`process`.
 """

@@ -77,9 +77,9 @@ not lose this one."""
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
     """What the command line says. `store` is "embedded" (below the data directory) or
-    etcd://host:port[,host:port...]; `volume` where messages are kept, as `storage.opening`
-    spells it ("" = in the data directory); `store_tls` a directory with ca.crt, tls.crt and
-    tls.key ("" = no TLS)."""
+    etcd://host:port[,host:port...]; `volume` where messages are kept, as `storage.volumes.opening`
+    spells it ("" = in the data directory); `store_tls` a directory with ca.crt, tls.crt and tls.key
+    ("" = no TLS)."""
 
     name: str
     data_directory: Path

@@ -2,7 +2,7 @@
 
 Owns: the port by which a coordinator reaches its participants, and its implementation by look-up
 and END_TXN_ON_PARTITION or END_TXN_ON_SUBSCRIPTION (that of a standalone server is
-`broker.transactions.ending.OwnParticipants`). Imports: client (connections), metadata, wire.
+`broker.commands.transaction_ends.OwnParticipants`). Imports: client (connections), metadata, wire.
 Invariants: one call is one attempt, which ends within its time; the last known owner of a topic is
 asked first, and looked up again once that fails; SubscriptionNotFound is what the owner of the
 bundle says; TopicNotFound is what any broker says of a namespace without a record, and leaves

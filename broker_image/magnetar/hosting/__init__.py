@@ -1,5 +1,5 @@
-"""How a process is reached.
+"""What broker and coordinator processes share.
 
-Owns: its ports and the addresses that it advertises, TLS, the HTTP listener. Imports:
-magnetar.network.
+Owns: settings, joining a cluster and the lease, views of the metadata store, ports and the
+addresses that a process advertises, TLS, the HTTP listener. Imports: magnetar.network, metadata.
 """

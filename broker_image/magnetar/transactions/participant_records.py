@@ -1,7 +1,7 @@
 """What topics and subscriptions write about transactions.
 
-Owns: the changes that the log holds (`storage.transaction_format` has their bytes) and the values
-that checkpoints hold. Imports: ids. Pure. Invariants: values hold positions, never ordinals;
+Owns: the changes that the log holds (`storage.transactions.topic_format` has their bytes) and the
+values that checkpoints hold. Imports: ids. Pure. Invariants: values hold positions, never ordinals;
 applying, in order, every change from any earlier moment on to a state gives the same state as
 applying each once. Numbers: positions are (ledger, entry), both signed; `floor` is the
 coordinator's low watermark plus one: every transaction of that coordinator with a smaller number

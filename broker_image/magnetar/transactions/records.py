@@ -1,10 +1,10 @@
 """What a transaction coordinator makes durable.
 
 Owns: the changes of its log and the state of its checkpoints, as plain values;
-`storage/coordinator_format` has their bytes. Imports: nothing. Pure. Source: PIP-31 (states).
-Invariants: a change is durable before anything that depends on it leaves; applied in order, any
-changes since a state, also such as it has already, lead from it to the state that they led to when
-they were made.
+`storage.transactions.coordinator_format` has their bytes. Imports: nothing. Pure. Source: PIP-31
+(states). Invariants: a change is durable before anything that depends on it leaves; applied in
+order, any changes since a state, also such as it has already, lead from it to the state that they
+led to when they were made.
 """
 
 from __future__ import annotations

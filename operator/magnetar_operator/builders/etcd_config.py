@@ -1,7 +1,7 @@
 """How etcd's pods start.
 
-Owns: the ConfigMap that becomes their environment. Imports: builders.object, etcd.members,
-etcd_start, names. Pure. Invariants: it is read when a container starts, so that it changes without
+Owns: the ConfigMap that becomes their environment. Imports: builders.object, etcd.membership,
+etcd.start, names. Pure. Invariants: it is read when a container starts, so that it changes without
 restarting pods; a pod with data ignores it; it stays the same while no member joins.
 """
 

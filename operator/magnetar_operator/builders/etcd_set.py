@@ -132,7 +132,7 @@ def _apart(cluster: BrokerCluster) -> list[Manifest]:
 
 def _start_container(cluster: BrokerCluster, defaults: Defaults, shape: EtcdShape) -> Manifest:
     """A member that has forgotten what it voted for must not come back under its old id
-    (`etcd_start`)."""
+    (`etcd.start`)."""
     image, pull_policy = image_of(cluster, defaults)
     return {
         "name": START,

@@ -125,7 +125,7 @@ class World:
 
     def labelled(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
         """Objects of a watched kind with these labels, which must name their owner
-        (`object_cache.OWNER_LABELS`)."""
+        (`kube.cache.OWNER_LABELS`)."""
         owner = next(label for label in OWNER_LABELS if label in labels)
         found = [
             item.manifest

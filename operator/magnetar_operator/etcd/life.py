@@ -1,7 +1,7 @@
-"""The incarnation of a cluster's managed etcd within a pass.
+"""One pass over a cluster's managed etcd.
 
 Owns: the order: look, plan, then (after the children were applied) one step. Imports: world,
-etcd_view, etcd.members, etcd_steps, etcd_upkeep. Invariants: decisions are pure functions of one
+etcd.view, etcd.members, etcd.steps, etcd.upkeep. Invariants: decisions are pure functions of one
 look; a pod is deleted only with its grace period, never by force; a step is taken only after the
 ConfigMap and the set that belong to it were applied; what etcd refuses is decided again at the next
 look.

@@ -1,7 +1,7 @@
 """Carrying out what was planned about a managed etcd.
 
-Owns: the requests behind a step of the members' plan and behind upkeep. Imports: etcd_admin,
-etcd.members, etcd_upkeep. Invariants: changes of members are asked of the leader that was seen;
+Owns: the requests behind a step of the members' plan and behind upkeep. Imports: etcd.admin,
+etcd.membership, etcd.upkeep. Invariants: changes of members are asked of the leader that was seen;
 what was decided on one look is asked once, never repeated without another look.
 """
 

@@ -1,7 +1,7 @@
 """What keeps a managed etcd within its quota.
 
-Owns: the decision about compaction, defragmentation and alarms. Imports: conditions, etcd_admin
-(figures). Pure. Invariants: one member is defragmented at a time, the leader last, because it
+Owns: the decision about compaction, defragmentation and alarms. Imports: conditions,
+etcd.figures. Pure. Invariants: one member is defragmented at a time, the leader last, because it
 serves no request until then; without an alarm only while every member is healthy and only when it
 gives back much; the space alarm is ended only when every member has room again.
 """

@@ -1,7 +1,7 @@
 """Users and roles in a running etcd.
 
 Owns: reading and changing them, and switching authentication on.
-Imports: aetcd's stubs, magnetar.metadata, etcd_roles. Invariants: level-triggered: whatever state
+Imports: aetcd's stubs, magnetar.metadata, etcd.roles. Invariants: level-triggered: whatever state
 etcd is in (new, restored from a backup, changed by hand), a call ends with the wanted users and
 authentication on, or raises; when nothing has changed since the last call it asks one question and
 writes nothing; every change asks first whether this process leads.

@@ -1,7 +1,7 @@
 """Reading a job's pods.
 
 Owns: what driver pods say of their attempts, which pod of a run does not start, and which executors
-are to be made or deleted. Imports: pods.pods, conditions, job_plan, names. Pure. Invariants: a
+are to be made or deleted. Imports: pods.pods, conditions, jobs.plan, names. Pure. Invariants: a
 driver's phase counts, because container statuses may be missing; executors are made for a driver
 that runs, and for no other.
 """

@@ -1,10 +1,10 @@
 """Reconciling a `DataJob`.
 
-Owns: the order of steps, the driver pods and their executors'. Imports: world, job_plan, job_pods,
-pods.care, builders, magnetar.metadata. Invariants: pods have deterministic names, so making one
-twice is refused; nothing is decided about a run while its record cannot be read; only pods that
-this resource owns are touched, and by force only one that is terminating on a lost node; a driver
-has no rights: its executors are made and deleted here.
+Owns: the order of steps, the driver pods and their executors'. Imports: world, jobs.plan,
+jobs.pods, pods.care, builders, magnetar.metadata. Invariants: pods have deterministic names, so
+making one twice is refused; nothing is decided about a run while its record cannot be read; only
+pods that this resource owns are touched, and by force only one that is terminating on a lost node;
+a driver has no rights: its executors are made and deleted here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The simulated metadata store.
 
 Owns: `StoreServer` (the one store of the world, around the production `StoreCore`) and `SimStore`,
-each node's `MetadataStore` port. Imports: asyncio, random (seeded), metadata.core, errors, the
-loop; the fabric answers for partitions from the host `STORE_HOST`.
+each node's `MetadataStore` port. Imports: asyncio, random (seeded), metadata.backends.core, errors,
+the loop; the fabric answers for partitions from the host `STORE_HOST`.
 
 Fault model: requests and replies are late or lost (then the caller gets StoreUnavailable after
 `store_timeout_s` and does not know the outcome); a request that a partition holds may still be

@@ -3,7 +3,7 @@
 Owns: `CoordinatorCluster` (the tracer's brokers and real coordinators of two numbers on simulated
 ports, which are stopped, scaled down to one and up again as the operator does it), with logs and
 checkpoints so small that both come within seconds. Imports: the tracer's cluster,
-server.coordinator. Invariants: as the tracer's cluster; a number goes only once its record says
+magnetar.coordinator. Invariants: as the tracer's cluster; a number goes only once its record says
 that it begins nothing and has nothing open.
 """
 

@@ -7,7 +7,7 @@ brokers' own copies in storage, from storage alone, or put back as an old snapsh
 line; or it is not lost at all, and replaced by force under brokers that are registered in it. No
 broker is stopped for a restore. With some seeds it is lost once more. The bad day goes on, heals,
 and everything is read back: invariants 1 to 4 and 9. Imports: the kernel, the tracer's cluster and
-clients, storage.restoring.
+clients, storage.restore.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: `scripted_participants`, which has brokers answer END_TXN_ON_PARTITION and
 END_TXN_ON_SUBSCRIPTION by writing down what they heard, where the bundle is served; late, twice, or
-not at all as chance has it. Imports: server.commands.service (patched), the ledger.
+not at all as chance has it. Imports: broker.commands.service (patched), the ledger.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Bundles: their owners, transfers and recovery.
 
 Owns: ownership with its epochs, assignment, planned moves, splits, the leader's work. Imports:
-balance, metadata.
+`magnetar.ownership`, metadata.
 """

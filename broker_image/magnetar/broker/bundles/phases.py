@@ -1,7 +1,7 @@
 """Phases of a bundle at one broker.
 
 Owns: the state machine of a bundle as the broker that acquires, serves and releases it sees it. The
-record's own states, which all brokers see, are `ownership.rules.TRANSITIONS`. Imports: nothing of
+record's own states, which all brokers see, are `ownership.states.BUNDLES`. Imports: nothing of
 ours. Pure. Invariants: a bundle is served only between its Owned record and its freeze; a term that
 was released is never resumed.
 """

@@ -1,4 +1,4 @@
-"""Reading stored entries: catalog, indexes, segments, corruption.
+"""Reading stored entries: catalog, indexes, segments.
 
 Owns: the modules below; the package itself exports nothing.
 """

@@ -1,6 +1,6 @@
 """Routes of namespaces.
 
-Owns: `/admin/v2/namespaces` but its policies (`policy_routes`). Imports: FastAPI, administration,
+Owns: `/admin/v2/namespaces` but its policies (`routes.policies`). Imports: FastAPI, administration,
 names. Invariants: a namespace that holds topics is deleted only with `force`; what concerns all of
 its bundles is done at all their owners.
 """

@@ -1,5 +1,5 @@
 """What a broker does for its storage: the tasks around `magnetar.storage`.
 
-Owns: where entries lie, recovery of bundles, keeping recovery and manifests short, rewriting,
-collection, copies of the metadata. Imports: storage, metadata.
+Owns: periodic work on topics (expiry, retention), keeping manifests short, rewriting, collection,
+copies of the metadata. Recovery of bundles is `bundles.recovery`. Imports: storage, metadata.
 """

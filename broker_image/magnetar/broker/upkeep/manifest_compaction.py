@@ -357,7 +357,7 @@ class ManifestCompactor:
 
             def edit(manifest: Manifest) -> Manifest | None:
                 # Where there is none (any more) nothing can change: its bundle may be over
-                # (`collection.manifests_of_the_dead`).
+                # (`storage.gc.manifests_of_the_dead`).
                 return change.apply(manifest) if manifest.generation else None
 
             result = await commit_manifest(

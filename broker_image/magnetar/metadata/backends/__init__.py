@@ -1,4 +1,4 @@
-"""The metadata store's backends: memory, embedded, etcd, and one that fails on purpose.
+"""The metadata store's backends: memory, embedded, etcd.
 
 Owns: the modules below; the package itself exports nothing.
 """

@@ -1,7 +1,7 @@
 """Finishing a log file.
 
 Owns: `finish_file`: what the owner of a log does with a file that it has left: seal, space given
-back, index. Imports: asyncio, errors, log_files, index, seals, volume. Invariants: the seal is
+back, index. Imports: asyncio, errors, files, index, seals, volume. Invariants: the seal is
 where the acknowledged part ends, and comes first; no receipt waits for it, so each step is tried
 until there is space.
 """

@@ -2,7 +2,7 @@
 
 Owns: the `ObjectStore` protocol, which says for certain what has happened; the `ObjectClient`
 protocol, single requests to a service that often cannot; and `RetryingObjects`, which makes the
-first of the second. Imports: asyncio, clock, errors, object_outage, volume. Source: S3's
+first of the second. Imports: asyncio, clock, errors, outage, volume. Source: S3's
 conditional writes: 412 means that another put was first, 409 that it was not decided, no answer
 means nothing at all. Invariants: an object never changes once it is there; of many puts of one key
 exactly one returns True, whatever was lost or repeated on the way: a put that finds the key taken

@@ -52,7 +52,7 @@ class SlotHeader:
 
 
 def encode_slot_header(seed: int, header: SlotHeader) -> bytes:
-    """The 64 bytes; `seed` is `log.blocks.block_seed` of incarnation and file."""
+    """The 64 bytes; `seed` is `storage.log.blocks.block_seed` of incarnation and file."""
     nonce = header.nonce.to_bytes(NONCE_BITS // 8, "little")
     fixed = _SLOT.pack(
         _MAGIC, VERSION, header.kind, header.file, header.slot, header.offset, header.length, nonce

@@ -116,8 +116,8 @@ class LogScans:
     # --- fencing ----------------------------------------------------------------------------------
 
     async def fence(self, incarnation: str) -> Fenced:
-        """As `storage.fencing.fence`, once for all callers: what an incarnation has acknowledged
-        when it is fenced is all it ever will.
+        """As `storage.log.fencing.fence`, once for all callers: what an incarnation has
+        acknowledged when it is fenced is all it ever will.
 
         Raises StoreError as well, if what was noted cannot be read.
         """
