@@ -118,7 +118,7 @@ def timeouts_end_with_the_life(patch: Patch) -> None:
 
     def patient(core: CoordinatorCore, now_ms: int) -> list[Drive]:
         drives = recovered(core, now_ms)
-        core._deadlines.clear()
+        core._deadlines._heap.clear()
         return drives
 
     patch.setattr(CoordinatorCore, "recovered", patient)
