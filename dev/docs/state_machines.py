@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple
 
+from magnetar.broker.bundles.phases import FOLLOWING, Phase
 from magnetar.coordinator.states import STATES
 from magnetar.ownership.states import BUNDLES
 from magnetar.state_tables import StateTable
@@ -32,9 +33,21 @@ MACHINES = (
         "Bundle",
         "The record of a bundle in the metadata store (`magnetar/ownership/states.py`). Each change "
         "is a compare-and-swap; `magnetar/ownership/rules.py` says what the record holds after it. "
-        "The record of a deleted bundle is removed later. What one broker does with a bundle in "
-        "between (recover, serve, freeze) is in `magnetar/broker/bundles/phases.py`.",
+        "The record of a deleted bundle is removed later.",
         BUNDLES,
+    ),
+    Machine(
+        "Bundle at one broker",
+        "What the broker that a bundle's record names does with it "
+        "(`magnetar/broker/bundles/phases.py`). Only a serving bundle takes messages.",
+        StateTable(
+            Phase.ABSENT,
+            {
+                (phase, after): after
+                for phase, found in FOLLOWING.items()
+                for after in sorted(found)
+            },
+        ),
     ),
     Machine(
         "Transaction",
@@ -73,9 +86,10 @@ def _section(machine: Machine) -> str:
     first = [] if initial is None else [f"    {_NOTHING} --> {_name(initial)}"]
     arrows: dict[tuple[str, str], list[str]] = {}
     for (source, event), target in machine.table.transitions.items():
-        arrows.setdefault((_name(source), _name(target)), []).append(str(event.value))
+        named = [] if event is target else [str(event.value)]
+        arrows.setdefault((_name(source), _name(target)), []).extend(named)
     rows = [
-        f"    {source} --> {target}: {'<br/>'.join(events)}"
+        f"    {source} --> {target}" + (f": {'<br/>'.join(events)}" if events else "")
         for (source, target), events in arrows.items()
     ]
     diagram = "\n".join(["```mermaid", "stateDiagram-v2", *first, *rows, "```"])
