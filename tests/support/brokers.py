@@ -8,6 +8,7 @@ client sees.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -201,12 +202,24 @@ def command_frame(field: str, **values: Any) -> bytes:
 
 @asynccontextmanager
 async def open_peer(
-    broker: Broker, *, handshake: bool = True, port: int = 0
+    broker: Broker, *, handshake: bool = True, port: int = 0, receive_buffer_bytes: int = 0
 ) -> AsyncIterator[Peer]:
-    """A connection to `broker`, by its main port unless told otherwise."""
-    peer = Peer(
-        *await asyncio.open_connection(HOST, port or int(broker.service_url.rpartition(":")[2]))
-    )
+    """A connection to `broker`, by its main port unless `port` is given.
+
+    `receive_buffer_bytes` limits what the kernel takes for the peer. It is set before the
+    connection is made: a window that shrinks later makes both kernels drop what is under way.
+    """
+    connecting = socket.socket()
+    if receive_buffer_bytes:
+        connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    connecting.setblocking(False)
+    address = HOST, port or int(broker.service_url.rpartition(":")[2])
+    try:
+        await asyncio.get_running_loop().sock_connect(connecting, address)
+    except OSError:
+        connecting.close()
+        raise
+    peer = Peer(*await asyncio.open_connection(sock=connecting))
     try:
         if handshake:
             peer.write(requests.connect("test", 21))
