@@ -313,10 +313,7 @@ def test_what_waits_in_the_broker_is_not_sent_after_a_seek(tmp_path: Path) -> No
         await peer.produce()
         for number in range(messages):
             await peer.send(bytes(message_bytes), number)
-        async with open_peer(broker) as slow:
-            slow.writer.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
-            )
+        async with open_peer(broker, receive_buffer_bytes=4096) as slow:
             await slow.subscribe()
             (connection,) = [
                 found for found in broker._connections._open if found.sessions.consumers
