@@ -108,7 +108,7 @@ class Policies:
     compaction_threshold: int = 0
 
     @property
-    def retains_for_ever(self) -> bool:
+    def retains_permanently(self) -> bool:
         """Whether neither time nor size ever ends what is acknowledged."""
         return self.retention_minutes < 0 and self.retention_mb < 0
 

@@ -169,8 +169,8 @@ def test_without_policies_everybody_shares_the_brokers_defaults() -> None:
     """Ten thousand topics must not hold ten thousand copies."""
     defaults = Policies(message_ttl_s=3)
     assert effective(defaults, {}, {"properties": {"a": "b"}}) is defaults
-    assert not defaults.retains_for_ever
-    assert Policies(retention_minutes=-1, retention_mb=-1).retains_for_ever
+    assert not defaults.retains_permanently
+    assert Policies(retention_minutes=-1, retention_mb=-1).retains_permanently
 
 
 def test_no_types_enabled_means_all_of_them() -> None:

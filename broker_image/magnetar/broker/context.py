@@ -34,7 +34,7 @@ class BrokerContext:
     `broker` is the name that survives restarts (the pod's), `incarnation` the unit of fencing,
     `restore` the cluster's restore number; `number` names the incarnation among all of the
     cluster's, past and future, in few characters; `service_url` and `http_url` are what other
-    brokers use; `listeners` says what clients are told. `security` is how clients and other
+    brokers use; `listeners` has the addresses that clients get. `security` is how clients and other
     processes show who they are (None: nobody is asked). `tls` is how this process speaks TLS (None:
     it does not). `fail` ends this incarnation at once, with a reason: it acknowledges nothing after
     the call.
@@ -61,8 +61,8 @@ class BrokerContext:
     number: str = ""
 
     def check_log(self) -> None:
-        """Raises StorageFull or StorageError while what is appended would wait long, for those
-        who can be told to come again."""
+        """Raises StorageFull or StorageError while appended records would wait long. For callers
+        whose client can retry."""
         self.log.space.check_room()
         most = self.settings.log_pending_bytes_max
         if self.log.pending_bytes > most:

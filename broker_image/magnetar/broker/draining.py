@@ -1,4 +1,4 @@
-"""Handing over a broker's bundles before it stops, and while a cordon asks for it.
+"""The transfer of a broker's bundles before it stops, and while a cordon asks for it.
 
 Owns: `Draining`: the drain of a planned end and its limits, and following the cordon of this
 broker. Imports: context, ownership, views, metadata records. Invariants: a drain is announced
@@ -86,8 +86,8 @@ class Draining:
             )
 
     async def _store_stays_unavailable(self) -> None:
-        """Return once the lease has not been renewed for so long that nobody will take what we hand
-        over.
+        """Return once the lease has not been renewed for so long that no broker will acquire the
+        bundles we release.
 
         A cluster that is deleted as a whole loses its etcd and its brokers at the same moment.
         """

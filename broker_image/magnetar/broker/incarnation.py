@@ -377,7 +377,7 @@ class Broker:
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def _follow_listeners(self) -> None:
-        """Have others told of the addresses that we advertise from now on."""
+        """Register again when the addresses that we advertise change."""
 
         async def tell() -> bool:
             if self._registering is not None and not self._registering.done():

@@ -147,8 +147,8 @@ class StandaloneCoordinator:
         return await outcome(self._waking)
 
     async def _wake(self, broker: Broker) -> Coordinator:
-        """Begin; what cannot begin leaves nothing behind, and is tried again by whoever asks
-        next."""
+        """Begin. A coordinator that cannot begin leaves nothing behind; the next caller tries
+        again."""
         from magnetar.coordinator.incarnation import Coordinator
         from magnetar.coordinator.metrics import CoordinatorMetrics
 

@@ -3,7 +3,7 @@
 Owns: what applications, the command line and the simulation's checkers talk to a cluster with.
 Imports: wire, names, errors, clock, network. Every byte goes through a `Network`, every moment
 through the running loop and a `Clock`, so it runs unchanged in virtual time. Map: `client` is the
-door; `producer` and `consumer` fan out over partitions; `sending` and `receiving` serve one
+entry point; `producer` and `consumer` fan out over partitions; `sending` and `receiving` serve one
 partition each on top of `attachment`, which keeps them attached to whichever broker owns the topic;
 `pool` and `connection` carry the bytes. `transactions` is what an application holds of a
 transaction, `coordinators` talks to those who decide it; `exactly_once` is consume, transform,

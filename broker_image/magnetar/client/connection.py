@@ -89,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = True
+        self._received = True
         self._failure: BaseException | None = None
         self._handlers = self._dispatch_table()
         self.ready: asyncio.Future[None] = self._loop.create_future()
@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._buffer.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = True
+        self._received = True
         try:
             for start, body, end in self._buffer.advance(nbytes):
                 self._receive(start, body, end)
@@ -216,10 +216,10 @@ class Connection(asyncio.BufferedProtocol):
             link.on_detached(None)
 
     def _tick(self) -> None:
-        if not self._heard or not self.ready.done():
+        if not self._received or not self.ready.done():
             self.abort(ConnectionLost(f"broker was silent for {self._keep_alive_s} s"))
             return
-        self._heard = False
+        self._received = False
         self.write(commands.PING)
         self._timer = self._loop.call_later(self._keep_alive_s, self._tick)
 

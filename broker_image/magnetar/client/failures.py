@@ -30,7 +30,7 @@ from magnetar.errors import (
     TransactionNotFound,
     WireCode,
 )
-from magnetar.wire.transactions import TELLS_NUMBERS
+from magnetar.wire.transactions import CARRIES_NUMBERS
 
 
 class ConnectionLost(ServiceNotReady):
@@ -120,7 +120,7 @@ def failure_in(response: Any) -> MagnetarError:
     failure = failure_of(response.error, response.message)
     if (
         isinstance(failure, TransactionNotFound)
-        and isinstance(response, TELLS_NUMBERS)
+        and isinstance(response, CARRIES_NUMBERS)
         and response.HasField("txnid_least_bits_of_next")
     ):
         failure.next_least = response.txnid_least_bits_of_next

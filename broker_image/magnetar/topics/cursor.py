@@ -22,8 +22,8 @@ ACKNOWLEDGED_RANGES_MAX = 200_000
 MASK_BITS_MAX = 64 << 23
 """Of all masks of a subscription together (64 MiB)."""
 DELTA_BYTES_MAX = 1 << 20
-"""What a delta has of ranges, and of masks besides the last one, unless told otherwise; what is
-left comes with the next one."""
+"""Bytes of ranges in a delta, and of masks besides the last one, unless the caller sets another
+limit; the rest comes with the next delta."""
 RANGE_BYTES = 24
 
 

@@ -61,7 +61,8 @@ class Grant:
     """`producer` is in. The host must make `topic_epoch` durable (None for Shared) before it says
     so.
 
-    `closed` are those put out for it, its earlier self among them; `refused` waited and are fenced.
+    `closed` are the producers fenced for it, its own earlier session included; `refused` waited and
+    are fenced.
     """
 
     producer: Producer
@@ -149,12 +150,12 @@ class ProducerRegistry:
         return self._grant(producer, (own,) if own is not None else (), ())
 
     def in_the_way_of(self, producer: Producer) -> tuple[Producer, ...]:
-        """Who keeps it out, by another connection, and may be a ghost; one of them that lives
-        suffices. So many at a time: ask again.
+        """Producers of other connections that keep it out, and may be dead; one that lives
+        suffices. A bounded number at a time: ask again.
 
-        Whoever has its name, or exclusive access; one that wants it at once, and would be fenced
-        for good, is kept out by everybody, also those that wait. Nobody if it puts everybody out
-        anyway, or may not come in even without them.
+        They have its name, or exclusive access. A producer that wants exclusive access at once, and
+        would be fenced permanently, is kept out by all, waiting ones included. Empty if it fences
+        them anyway, or may not come in even without them.
         """
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING or self._is_over(producer):
             return ()

@@ -62,7 +62,7 @@ class TopicState:
     """A topic in a checkpoint.
 
     `ledgers` are (ledger id, entry count) in order, dropped entries of the first one included (the
-    property `trimmed` tells how many); `cursors` are the durable ones by subscription name;
+    property `trimmed` is their number); `cursors` are the durable ones by subscription name;
     `sequences` are (producer name, highest durable sequence id) where deduplication is on; `chunks`
     are those stored last, by which repetitions are known. `sizes` is (bytes ever dropped, bytes and
     messages ever appended). `marks` are (ledger, entry, elapsed ms of the broker that writes the

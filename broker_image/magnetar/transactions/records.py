@@ -58,8 +58,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Every participant has carried the decision out. Whoever loses this record asks them again,
-    which changes nothing."""
+    """Every participant has carried the decision out. A coordinator that loses this record asks them
+    again, which changes nothing."""
 
     least: int
     at_ms: int

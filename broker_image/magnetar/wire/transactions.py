@@ -37,8 +37,9 @@ R = TypeVar(
 )
 
 
-TELLS_NUMBERS = (api.CommandAddPartitionToTxnResponse, api.CommandAddSubscriptionToTxnResponse)
-"""By these participants ask after transactions."""
+CARRIES_NUMBERS = (api.CommandAddPartitionToTxnResponse, api.CommandAddSubscriptionToTxnResponse)
+"""Responses with the bounds of transaction ids: participants inquire after transactions by their
+requests."""
 
 
 def new_txn_response(request_id: int, outcome: TxnId | Refusal) -> bytes:
@@ -95,7 +96,7 @@ def _answer(body: R, *parts: TxnId | Refusal | None) -> R:
             body.txnid_most_bits, body.txnid_least_bits = part
         elif part is not None:
             body.error, body.message = api.ServerError.ValueType(int(part.code)), part.message
-            if part.next_least is not None and isinstance(body, TELLS_NUMBERS):
+            if part.next_least is not None and isinstance(body, CARRIES_NUMBERS):
                 body.txnid_least_bits_of_next = part.next_least
                 body.txnid_least_bits_of_low_watermark = (part.floor - 1) % (1 << 64)
     return body

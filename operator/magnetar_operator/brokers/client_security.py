@@ -169,9 +169,9 @@ async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Pro
             if await world.api.create(SECRET, wanted) is not None:
                 await world.events.normal(cluster, "Created", f"Secret {name}")
             return []
-        somebody = taken(wanted, found, cluster.metadata.uid)
-        if isinstance(somebody, Taken):
-            owner = somebody.owner or "another owner"
+        name_taken = taken(wanted, found, cluster.metadata.uid)
+        if isinstance(name_taken, Taken):
+            owner = name_taken.owner or "another owner"
             return [
                 Problem(
                     Reason.NAME_TAKEN,

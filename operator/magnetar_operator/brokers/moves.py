@@ -70,7 +70,7 @@ def plan_moves(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> Move
     )
     leaving = scale.broker or replacement.broker
     known = {broker.name: broker.bundles for broker in cluster.status.brokers}
-    takers = observed.state.takers(leaving) if observed.state is not None else ()
+    candidates = observed.state.candidates(leaving) if observed.state is not None else ()
     ready = sum(pod.ready for pod in view)
     chapter = Chapter(
         wanted,
@@ -78,22 +78,26 @@ def plan_moves(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> Move
         scale,
         replacement,
         ready == len(view) == wanted == fleet.replicas,
-        len(takers),
+        len(candidates),
         known.get(leaving, 0),
     )
     story = tell(cluster.status.scaling, chapter, wall_ms)
     return Moves(
-        scale, replacement, story, tuple(_stuck(cluster, observed, story, takers, wall_ms))
+        scale, replacement, story, tuple(_stuck(cluster, observed, story, candidates, wall_ms))
     )
 
 
 def _stuck(
-    cluster: BrokerCluster, observed: Observed, story: Story, takers: tuple[str, ...], wall_ms: int
+    cluster: BrokerCluster,
+    observed: Observed,
+    story: Story,
+    candidates: tuple[str, ...],
+    wall_ms: int,
 ) -> list[Problem]:
     """The drain that lasts too long."""
     status, limit_s = story.status, cluster.spec.drain_timeout_seconds
     held = observed.state.held.get(status.broker, ()) if observed.state is not None else ()
     if not overdue(status, len(held), limit_s, wall_ms):
         return []
-    message = stuck_message(status.broker, held, takers, limit_s)
+    message = stuck_message(status.broker, held, candidates, limit_s)
     return [Problem(Reason.DRAIN_STUCK, f"{message}. {Reason.DRAIN_STUCK.remedy}")]

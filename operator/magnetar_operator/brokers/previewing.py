@@ -179,9 +179,9 @@ def _notes(old: BrokerCluster | None, new: BrokerCluster) -> Iterator[str]:
 def _restore_notes(new: BrokerCluster) -> Iterator[str]:
     """What a restore of the metadata store costs that is asked for and has not ended."""
     asked = new.spec.etcd.managed.restore if new.spec.etcd.managed is not None else None
-    told = new.status.restore
+    reported = new.status.restore
     if asked is None or (
-        asked.request == told.request and told.phase not in (Phase.NONE, Phase.WAITING)
+        asked.request == reported.request and reported.phase not in (Phase.NONE, Phase.WAITING)
     ):
         return
     pause = pause_s(broker.bundles for broker in new.status.brokers)

@@ -249,11 +249,11 @@ def _store_awaited(observed: Observed) -> str:
 
 
 async def _inform(world: World, cluster: BrokerCluster, chapters: Iterable[Reported]) -> None:
-    for told in chapters:
+    for chapter in chapters:
         await world.events.once(
-            cluster, "Warning" if told.warning else "Normal", told.reason, told.message
+            cluster, "Warning" if chapter.warning else "Normal", chapter.reason, chapter.message
         )
-        if told.reason in LAST_CHAPTERS:
+        if chapter.reason in LAST_CHAPTERS:
             for reason in CHAPTERS:
                 world.events.forget(cluster.metadata.uid, reason)
 

@@ -53,7 +53,7 @@ class Chapter:
     scale: ScalePlan
     replacement: ReplacePlan
     settled: bool
-    takers: int
+    candidates: int
     last_left: int
 
 
@@ -170,7 +170,8 @@ def _drain(
         if left and not goes:
             after.append(
                 Reported(
-                    "Draining", f"{broker} transfers {left} bundles to {_takers(chapter.takers)}"
+                    "Draining",
+                    f"{broker} transfers {left} bundles to {_candidates_text(chapter.candidates)}",
                 )
             )
     elif left and left.bit_length() < chapter.last_left.bit_length():
@@ -192,7 +193,7 @@ def _drain(
     return status
 
 
-def _takers(count: int) -> str:
+def _candidates_text(count: int) -> str:
     return (
         f"{count} other brokers"
         if count > 1
@@ -227,15 +228,15 @@ def overdue(status: ScalingStatus, left: int, limit_s: int, wall_ms: int) -> boo
     )
 
 
-def stuck_message(broker: str, held: Sequence[str], takers: Sequence[str], limit_s: int) -> str:
+def stuck_message(broker: str, held: Sequence[str], candidates: Sequence[str], limit_s: int) -> str:
     """What delays a drain. Without the time that passes, so that the status stays the same
     while it lasts."""
     shown = ", ".join(held[:BUNDLES_NAMED_MAX]) + (
         f" and {len(held) - BUNDLES_NAMED_MAX} more" if len(held) > BUNDLES_NAMED_MAX else ""
     )
     taken = (
-        f"{', '.join(takers[:BUNDLES_NAMED_MAX])} could take them"
-        if takers
+        f"{', '.join(candidates[:BUNDLES_NAMED_MAX])} could take them"
+        if candidates
         else "no other broker takes bundles"
     )
     return (

@@ -54,7 +54,7 @@ class ClusterState:
     copies: BackupReportRecord | None = None
     restored_for: str = ""
 
-    def takers(self, leaving: str) -> tuple[str, ...]:
+    def candidates(self, leaving: str) -> tuple[str, ...]:
         """Brokers that may take the bundles of `leaving`."""
         return tuple(sorted(set(self.incarnations) - set(self.cordons) - self.stopping - {leaving}))
 

@@ -112,8 +112,8 @@ def _account(resource: TransactionCoordinator) -> Manifest:
 
 
 def _service(resource: TransactionCoordinator, cluster: BrokerCluster) -> Manifest:
-    """DNS names of single coordinators; also of those that are not ready. Clients are told
-    addresses by brokers and do not use it."""
+    """DNS names of single coordinators; also of those that are not ready. Clients get
+    addresses from brokers and do not use it."""
     service = _object("v1", "Service", resource, names.coordinators_service(resource.name))
     ports = [
         {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}

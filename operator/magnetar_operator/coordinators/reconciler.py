@@ -328,8 +328,8 @@ async def _write_conditions(
 ) -> None:
     """Only these conditions and changes; the rest of the status stays what it was when this
     resource last acted."""
-    told = {finding.type.value for finding in findings}
-    kept = [condition for condition in resource.status.conditions if condition.type not in told]
+    reported = {finding.type.value for finding in findings}
+    kept = [condition for condition in resource.status.conditions if condition.type not in reported]
     new = world.conditions(resource, resource.status.conditions, findings)
     await world.write_status(
         resource, resource.status.model_copy(update={"conditions": (*kept, *new), **changes})

@@ -158,9 +158,9 @@ def sealed(manifest: Manifest) -> Manifest:
 def _step(manifest: Manifest, observed: Manifest | None, owner_uid: str) -> Step | None:
     if observed is None:
         return Create(manifest)
-    somebody = taken(manifest, observed, owner_uid)
-    if somebody is not None:
-        return somebody
+    name_taken = taken(manifest, observed, owner_uid)
+    if name_taken is not None:
+        return name_taken
     changes = tuple(differences(manifest, observed))
     if not changes:
         return None

@@ -42,7 +42,7 @@ class WorkQueue:
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, tuple[float, asyncio.TimerHandle]] = {}
-        self._takers: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
         metrics.queue_depth.set_function(lambda: len(self._urgent) + len(self._routine))
         metrics.longest.set_function(lambda: self.longest_work_s)
         metrics.unfinished.set_function(lambda: sum(self._ages()))
@@ -72,10 +72,10 @@ class WorkQueue:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        while self._takers:
-            taker = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(None)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
 
     def add_after(self, key: Key, delay_s: float) -> None:
@@ -105,13 +105,13 @@ class WorkQueue:
     async def take(self) -> Key:
         """The next key; it is in work until `done`."""
         while not self._urgent and not self._routine:
-            taker = asyncio.get_running_loop().create_future()
-            self._takers.append(taker)
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
             try:
-                await taker
+                await waiter
             except asyncio.CancelledError:
-                if taker.done() and not taker.cancelled():
-                    self._wake_one()  # we were called and cannot come
+                if waiter.done() and not waiter.cancelled():
+                    self._wake_one()  # this waiter was woken and is cancelled: wake another one
                 raise
         key, added = (self._urgent or self._routine).popitem(last=False)
         now = self._clock.monotonic()

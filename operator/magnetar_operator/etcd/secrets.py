@@ -123,9 +123,9 @@ def _leaves(
             wanted = leaf_secret(cluster, component, authorities.bundle, leaf)
             why = _difference(wanted, observed)
             why = "it names whom to trust from now on" if why and rotates else why
-        somebody = taken(wanted, observed, cluster.metadata.uid)
-        if somebody is not None:
-            steps.append(somebody)
+        name_taken = taken(wanted, observed, cluster.metadata.uid)
+        if name_taken is not None:
+            steps.append(name_taken)
         elif why:
             steps.append(Write(wanted, why, renews=why.startswith("two thirds"), rotates=rotates))
     return steps
@@ -145,11 +145,11 @@ def _authorities(
     if observed is not None and not problem:
         authorities = understood(authorities_of(observed), now_ms)
         wanted = authority_secret(cluster, authorities)
-        somebody = taken(wanted, observed, cluster.metadata.uid)
+        name_taken = taken(wanted, observed, cluster.metadata.uid)
         why = _difference(wanted, observed)
         return (
-            (None, somebody)
-            if somebody is not None
+            (None, name_taken)
+            if name_taken is not None
             else (authorities, Write(wanted, why) if why else None)
         )
     in_use = [leaf for leaf in secret_names(cluster)[1:] if _is_usable(found.get(leaf))]
@@ -163,9 +163,9 @@ def _authorities(
         )
     authorities = Authorities(make_authority(authority_name(cluster), now_ms))
     wanted = authority_secret(cluster, authorities)
-    somebody = taken(wanted, observed, cluster.metadata.uid) if observed is not None else None
-    if somebody is not None:
-        return None, somebody
+    name_taken = taken(wanted, observed, cluster.metadata.uid) if observed is not None else None
+    if name_taken is not None:
+        return None, name_taken
     return authorities, Write(wanted, problem if observed is not None else "")
 
 

@@ -147,13 +147,13 @@ def _under_way(view: JobView, alive: Attempt, last: int) -> JobPlan:
 def _after_failure(view: JobView, last: int) -> JobPlan:
     """The latest attempt is over or its pod has vanished, and the record does not say succeeded."""
     ended = next((attempt for attempt in view.attempts if attempt.number == last), None)
-    told = (
+    recorded = (
         view.record.message
         if view.record is not None and view.record.state == RECORD_FAILED
         else ""
     )
     why = (
-        told
+        recorded
         or (ended.message if ended is not None else "its pod has vanished")
         or "the driver ended without a result; see its log"
     )

@@ -45,8 +45,8 @@ from magnetar_operator.stores.connections import ClusterStore
 READ_TIMEOUT_S = 5.0
 DELETION_TIMEOUT_S = 120.0
 SETTLED_S = 3.0
-"""Brokers enter the topics of a bundle that they have taken over, or made while the store was
-away, within less."""
+"""Within less, brokers enter the topics of a bundle that they have acquired, or that they created
+while the store was unavailable."""
 TOPICS_COUNTED_MAX = 1000
 LOOK_AGAIN_S = 1.0
 

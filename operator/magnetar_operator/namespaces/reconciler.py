@@ -33,6 +33,7 @@ from magnetar_operator.kube.kinds import TOPIC_NAMESPACE
 from magnetar_operator.namespaces import deletion as namespace_deletion
 from magnetar_operator.namespaces.record import (
     Change,
+    changes_text,
     desired_record,
     desired_tenant,
     differing_tenant_fields,
@@ -41,7 +42,6 @@ from magnetar_operator.namespaces.record import (
     record_changes,
     seniority,
     tenant_changes,
-    told,
 )
 from magnetar_operator.namespaces.release import release, release_former, release_system
 from magnetar_operator.stores.connections import ClusterStore
@@ -382,7 +382,7 @@ def _news_of(resource: TopicNamespace, changes: Sequence[Change]) -> list[News]:
     if not changes:
         return []
     drift = resource.status.applied_generation == resource.metadata.generation
-    return [News("DriftCorrected" if drift else "Updated", told(changes), warning=drift)]
+    return [News("DriftCorrected" if drift else "Updated", changes_text(changes), warning=drift)]
 
 
 async def _read(store: ClusterStore, key: str, kind: type[R]) -> tuple[KeyValue | None, R | None]:

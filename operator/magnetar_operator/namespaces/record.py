@@ -57,7 +57,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}..."
 
 
-def told(changes: Sequence[Change]) -> str:
+def changes_text(changes: Sequence[Change]) -> str:
     """The changes as one message."""
     more = f"; and {len(changes) - NOTIFIED_MAX} more" if len(changes) > NOTIFIED_MAX else ""
     return "; ".join(map(str, changes[:NOTIFIED_MAX])) + more

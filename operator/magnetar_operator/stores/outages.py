@@ -1,10 +1,10 @@
 """A metadata store that does not answer.
 
-Owns: which errors mean that, since when and why, when who waits for the end looks again, who may
-ask concurrently, and the error that says so. Imports: magnetar.errors. Pure: the caller tells the
-time. Invariants: callers look again ever more seldom, and only one of them from time to time waits
-for an answer, so that thousands of resources of one store that is unavailable leave the workers to
-the others.
+Owns: which errors mean that; since when the store is unavailable, and why; when waiting resources
+look again; which of them may ask concurrently; the error that reports it. Imports:
+magnetar.errors. Pure: the caller passes the time. Invariants: callers look again ever more seldom,
+and only one of them from time to time waits for an answer. So thousands of resources of one
+unavailable store leave the workers to other resources.
 """
 
 from __future__ import annotations

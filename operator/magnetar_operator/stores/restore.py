@@ -53,14 +53,14 @@ class Etcd(enum.Enum):
 class RestoreView:
     """One look.
 
-    `told`: the status as it is. `intact`: the store holds a cluster. `identity`: the etcd's
+    `status`: the status as it is. `intact`: the store holds a cluster. `identity`: the etcd's
     clusterId, as it was last known. `pause_s`: the pause that is to be expected. `filled_for`: the
     request that the store was filled for. `pod`: phase of the pod that fills it ("" = there is
     none), `words`: its last ones, or what keeps it from starting.
     """
 
     asked: MetadataRestore | None
-    told: RestoreStatus
+    status: RestoreStatus
     etcd: Etcd = Etcd.ANSWERS
     intact: bool = False
     identity: str = ""
@@ -123,17 +123,17 @@ def pause_s(bundles: Iterable[int]) -> int:
 
 def plan_restore(view: RestoreView) -> RestorePlan:
     """The next phase."""
-    asked, told = view.asked, view.told
+    asked, status = view.asked, view.status
     if asked is None:
         # Withdrawn. What fills the store is waited for; nothing else needs to end.
-        if told.phase == Phase.FILLING and view.pod not in ("", "Succeeded", "Failed"):
-            return RestorePlan(told)
-        phase = told.phase if told.phase == Phase.RESTORED else Phase.NONE
-        return RestorePlan(told if phase else RestoreStatus(replaces=told.replaces))
-    known = told
-    if told.request != asked.request:
+        if status.phase == Phase.FILLING and view.pod not in ("", "Succeeded", "Failed"):
+            return RestorePlan(status)
+        phase = status.phase if status.phase == Phase.RESTORED else Phase.NONE
+        return RestorePlan(status if phase else RestoreStatus(replaces=status.replaces))
+    known = status
+    if status.request != asked.request:
         known = RestoreStatus(
-            request=asked.request, replaces=told.replaces, pause_seconds=view.pause_s
+            request=asked.request, replaces=status.replaces, pause_seconds=view.pause_s
         )
     if known.phase in _ENDED:
         return RestorePlan(known)
@@ -193,7 +193,7 @@ def _carry_out(view: RestoreView, known: RestoreStatus) -> RestorePlan:
         f"a pod fills the metadata store{held_up}; brokers serve until it fences them, {pause}",
     )
     # The phase is durable before the pod is made.
-    return RestorePlan(plan.status, makes_pod=not view.pod and view.told == plan.status)
+    return RestorePlan(plan.status, makes_pod=not view.pod and view.status == plan.status)
 
 
 def _to(known: RestoreStatus, phase: Phase, message: str) -> RestorePlan:

@@ -28,14 +28,14 @@ from magnetar_operator.stores.restore import (
 
 async def look(world: World, cluster: BrokerCluster, observed: Observed) -> RestorePlan:
     """What comes next of the restore that the spec asks for. Raises KubernetesError."""
-    managed, told = cluster.spec.etcd.managed, cluster.status.restore
+    managed, status = cluster.spec.etcd.managed, cluster.status.restore
     asked = managed.restore if managed is not None else None
-    ended = told.phase in (Phase.RESTORED, Phase.FAILED, Phase.REFUSED)
-    if (asked is None and told.phase != Phase.FILLING) or (
-        asked is not None and asked.request == told.request and ended
+    ended = status.phase in (Phase.RESTORED, Phase.FAILED, Phase.REFUSED)
+    if (asked is None and status.phase != Phase.FILLING) or (
+        asked is not None and asked.request == status.request and ended
     ):
-        return plan_restore(RestoreView(asked, told))
-    name = restore_pod_name(cluster, asked.request if asked is not None else told.request)
+        return plan_restore(RestoreView(asked, status))
+    name = restore_pod_name(cluster, asked.request if asked is not None else status.request)
     pod = next(
         (pod for pod in await _pods(world, cluster, names.RESTORE) if name_of(pod) == name), None
     )
@@ -43,7 +43,7 @@ async def look(world: World, cluster: BrokerCluster, observed: Observed) -> Rest
     return plan_restore(
         RestoreView(
             asked,
-            told,
+            status,
             etcd=_etcd(observed),
             intact=state is not None and bool(state.storage_id),
             identity=cluster.status.etcd.cluster_id,
@@ -86,15 +86,15 @@ async def begin(world: World, cluster: BrokerCluster, plan: RestorePlan) -> Brok
         return cluster
     if now.phase == Phase.RESTORED:
         await _end_back_off(world, cluster)
-    told = cluster.status.model_copy(update={"restore": now})
-    await world.write_status(cluster, told)
+    status = cluster.status.model_copy(update={"restore": now})
+    await world.write_status(cluster, status)
     if now.phase != before.phase and now.phase:
         reason = plan.problem.reason if plan.problem is not None else Reason.RESTORING
         if plan.problem is not None:
             await world.events.warning(cluster, reason.value, now.message)
         else:
             await world.events.normal(cluster, reason.value, f"{now.phase}: {now.message}")
-    return cluster.model_copy(update={"status": told})
+    return cluster.model_copy(update={"status": status})
 
 
 async def _end_back_off(world: World, cluster: BrokerCluster) -> None:

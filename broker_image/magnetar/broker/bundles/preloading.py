@@ -60,7 +60,7 @@ class _Preload:
             await replay.replay(self._scans, former, span)
         catalog = await BundleCatalog.open(self._context, self._bundle)
         self._reading = self._scans.read_live(
-            last.incarnation, last.start, term, replay.taker(last.incarnation)
+            last.incarnation, last.start, term, replay.applier(last.incarnation)
         )
         if self._cut:
             self._reading.cut()

@@ -66,7 +66,7 @@ def position_sought(topic: ServedTopic, identifier: api.MessageIdData) -> tuple[
 async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -> None:
     """Close the consumers and make `ordinal` the next entry to deliver, durably.
 
-    `mask` tells which of its messages are still to be delivered. Raises ServiceNotReady while the
+    `mask` has the bits of its messages that are still to be delivered. Raises ServiceNotReady while the
     topic is being unloaded or the subscription is gone, StorageError.
     """
     topic = host.topic

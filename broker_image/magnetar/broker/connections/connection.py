@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._inbound.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.heartbeat.heard()
+        self.heartbeat.received()
         try:
             self._handle_frames(nbytes)
         except ProtocolError as error:
@@ -233,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
         self._intake.hold(reason)
 
     def resume_reading(self, reason: int) -> None:
-        """Read again, unless another reason is left; buffered bytes count as heard now."""
+        """Read again, unless another reason is left; buffered bytes count as received now."""
         if self._intake.release(reason) and not self.closed:
             self.buffer_updated(0)
 

@@ -25,11 +25,11 @@ log = structlog.get_logger(__name__)
 class Heartbeat:
     """PINGs of one connection, and what follows if nothing comes back."""
 
-    __slots__ = ("_answered", "_asked", "_connection", "_heard", "_probe", "_readers", "_timer")
+    __slots__ = ("_answered", "_asked", "_connection", "_probe", "_readers", "_received", "_timer")
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = cast("ClientConnection", weakref.proxy(connection))  # as `SlowPeer`'s
-        self._heard = True
+        self._received = True
         self._asked = self._answered = 0
         self._readers: dict[int, asyncio.Future[None]] = {}
         """Futures by the number of the PING whose answer resolves them."""
@@ -82,9 +82,9 @@ class Heartbeat:
             self._readers[self._ping()] = reader
         return reader
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Bytes have arrived, or may have while the peer was not read."""
-        self._heard = True
+        self._received = True
         if self._probe is not None:
             self.answer()
 
@@ -114,12 +114,12 @@ class Heartbeat:
     def _look(self) -> None:
         """A peer that has not sent CONNECT in time, or nothing since the last PING, is gone."""
         connection = self._connection
-        if not connection.connected or (connection.listens and not self._heard):
+        if not connection.connected or (connection.listens and not self._received):
             log.info(
                 "connection.keep_alive_failed", peer=connection.peer, connected=connection.connected
             )
             connection.abort()
             return
-        self._heard = False
+        self._received = False
         self._ping()
         self._wait(connection.settings.keep_alive_s)

@@ -46,8 +46,8 @@ MISSING_GUESSES_MAX = 8
 concurrently."""
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 0.5
 WATCH_SILENCE_S = 2.0
-"""A watch that has heard nothing for this long asks for its progress; as long again without an
-answer, and it reconnects elsewhere."""
+"""A watch that has received nothing for this long asks for its progress; as long again without an
+answer, and it reconnects to another member."""
 
 log = structlog.get_logger(__name__)
 

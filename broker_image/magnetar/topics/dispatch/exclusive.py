@@ -3,7 +3,7 @@
 Owns: `SingleActiveDispatcher`, the read position of a subscription that delivers to one consumer at
 a time, and its simplest form. Imports: base, unacknowledged. Pure. Invariants: entries leave in
 order, acknowledged ones excepted; redelivery reads again from the mark-delete, with redelivery
-counts 0 and the consumer's new epoch, by which a client tells old copies from new ones. Cost is per
+counts 0 and the consumer's new epoch, by which a client recognizes old copies. Cost is per
 run: nothing is tracked per entry.
 """
 

@@ -309,11 +309,11 @@ class KeySharedDispatcher:
         """Give the entries [start, end), read for the first time or again, to their owners, or
         defer them; the ordinal at which that had to stop."""
         turns, slots, owner_of = fetched.turns, self._slots, self._owners.owner
-        takers = len(self._ready) - sum(turn.room <= 0 for turn in turns.values())
+        receivers = len(self._ready) - sum(turn.room <= 0 for turn in turns.values())
         space = self._limits.look_ahead_max(len(self._consumers)) - self._waiting.size
         delays, again = self._limits.delayed_delivery, start < self._read
         for ordinal in range(start, end):
-            if takers <= 0 or fetched.room <= 0:
+            if receivers <= 0 or fetched.room <= 0:
                 return ordinal
             key_hash, deliver_at_ms, chunk = fetched.traits[ordinal - fetched.first] or NO_TRAITS
             if (
@@ -335,7 +335,7 @@ class KeySharedDispatcher:
                     fetched.give(owner, turn, ordinal, slot)
                     if chunk is not None:
                         self._chunks.given(chunk, owner)
-                    takers -= turn.room <= 0
+                    receivers -= turn.room <= 0
                     continue
             if space <= 0:
                 return ordinal

@@ -105,8 +105,8 @@ class Fences:
         }
 
     def outcome(self, txn: TxnId) -> Outcome | None:
-        """How it has ended; None if it has not, as far as is known. Whoever knows it to be open
-        asks nothing."""
+        """How it has ended; None if it has not, as far as is known. Callers that know it to be open
+        need not ask."""
         known = self._coordinators.get(txn.most)
         if known is None:
             return None

@@ -229,7 +229,7 @@ class Log:
         replay = BundleReplay(BUNDLE, LedgerIds(NEXT_EPOCH))
         if begin is not None:
             replay.topics[TOPIC] = begin
-        take = replay.taker("broker-0.1")
+        take = replay.applier("broker-0.1")
         for written in self.scanned[first:end]:
             for scanned in written:
                 take(scanned)

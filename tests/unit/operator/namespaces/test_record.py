@@ -22,6 +22,7 @@ from magnetar.names import BundleName, NamespaceName, bundles_of, initial_bounda
 from magnetar.policies import KEPT_POLICIES
 from magnetar_operator.namespaces.record import (
     Change,
+    changes_text,
     desired_record,
     desired_tenant,
     differing_tenant_fields,
@@ -30,7 +31,6 @@ from magnetar_operator.namespaces.record import (
     record_changes,
     released_record,
     tenant_changes,
-    told,
     unknown_contents,
 )
 from tests.support.namespaces import FULL, specs, topic_namespace
@@ -97,7 +97,7 @@ def test_fields_of_a_former_owner_stay_as_they_are() -> None:
     )
     assert (taken.owner, taken.owned) == ("shop/second", ("policies.message_ttl_in_seconds",))
     assert taken.policies == {**current.policies, "message_ttl_in_seconds": 5}
-    assert told(record_changes(current, taken)) == (
+    assert changes_text(record_changes(current, taken)) == (
         'policies.message_ttl_in_seconds: 3600 -> 5; owner: "shop/first" -> "shop/second"'
     )
     assert released_record(taken) == NamespaceRecord(taken.boundaries, taken.policies)
@@ -109,10 +109,10 @@ def test_changes_are_told_field_by_field_and_within_bounds() -> None:
     )
     new = desired_record(topic_namespace(properties={"team": "blue"}), old)
     assert (
-        told(record_changes(old, new))
+        changes_text(record_changes(old, new))
         == 'policies.message_ttl_in_seconds: 5 -> unset; properties.team: unset -> "blue"'
     )
-    many = told([Change(f"properties.{number}", None, "x" * 4096) for number in range(50)])
+    many = changes_text([Change(f"properties.{number}", None, "x" * 4096) for number in range(50)])
     assert many.endswith("; and 30 more")
     assert len(many) < 6000
 
@@ -161,7 +161,7 @@ def test_differences_of_tenants_are_named() -> None:
         ("a", "b"), ("standalone",), "shop/orders", ("tenantConfig.adminRoles",)
     )
     assert (
-        told(tenant_changes(old, new))
+        changes_text(tenant_changes(old, new))
         == 'tenantConfig.adminRoles: ["x"] -> ["a", "b"]; owner: unset -> "shop/orders"'
     )
     assert differing_tenant_fields(resource, new) == []

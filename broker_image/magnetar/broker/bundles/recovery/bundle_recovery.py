@@ -292,10 +292,10 @@ class BundleReplay:
         assert span.end is not None
         if span.end > span.start:
             await scans.read(
-                span.incarnation, span.start, span.end, term, self.taker(span.incarnation)
+                span.incarnation, span.start, span.end, term, self.applier(span.incarnation)
             )
 
-    def taker(self, incarnation: str) -> Take:
+    def applier(self, incarnation: str) -> Take:
         """Applies records of one term in one log; True after its RELEASE: later records of that
         term there are void."""
         belongs = self._belongs
