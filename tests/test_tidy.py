@@ -118,6 +118,22 @@ def test_dev_imports_no_tests() -> None:
     assert offenders == []
 
 
+def test_no_test_module_is_a_library_of_another() -> None:
+    """What tests share is in tests/support, or in a module beside them that holds no tests."""
+    offenders = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            offenders += [
+                f"{path.relative_to(ROOT)} imports {name}"
+                for name in names
+                if name.startswith("tests.") and ".test_" in name
+            ]
+    assert offenders == []
+
+
 def test_time_and_chance_come_only_from_the_clock() -> None:
     """No module of the broker reads time or randomness but `clock.py` (and processes that
     measure themselves in `cli/`)."""

@@ -21,7 +21,7 @@ from magnetar.cli.planning import run_plan
 from magnetar.cli.replacing import run_replace
 from magnetar.cli.screen import OutputFormat, Screen
 from tests.apiserver.stage import Kubelet, Scene, brokers_of, running_operator, until
-from tests.clients.test_cli_guide import commands
+from tests.support.cli_guide import commands
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0

@@ -23,7 +23,7 @@ from tests.apiserver.stage import (
     until,
     writes,
 )
-from tests.support.pod_states import container
+from tests.support.pod_states import container_status
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,9 @@ TROUBLE: dict[str, tuple[dict[str, Any], str]] = {
         {
             "phase": "Pending",
             "containerStatuses": [
-                container("c", {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}})
+                container_status(
+                    "c", {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+                )
             ],
         },
         "ImagePullBackOff: not found",
@@ -43,7 +45,7 @@ TROUBLE: dict[str, tuple[dict[str, Any], str]] = {
     "PodCrashing": (
         {
             "containerStatuses": [
-                container(
+                container_status(
                     "c",
                     {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}},
                     {

@@ -19,7 +19,7 @@ from tests.apiserver.stage import (
     settled,
     until,
 )
-from tests.support.pod_states import container
+from tests.support.pod_states import container_status
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +176,7 @@ async def test_a_volume_that_cannot_grow_stays_as_it_is_and_the_size_may_be_take
         await settled(operator)
 
         kubelet.sick.add("main-broker-0")
-        crash = container(
+        crash = container_status(
             "c", {"waiting": {"reason": "CrashLoopBackOff"}}, {"exitCode": 3, "reason": "Error"}
         )
         kubelet.says["main-broker-0"] = {"containerStatuses": [crash]}

@@ -1,14 +1,14 @@
 """An object service in memory that answers as one asks it to.
 
-Owns: `MemoryService`, an `ObjectClient` whose requests may be lost, answered late or refused; and
-quick ways to a volume over it.
+Owns: `MemoryService`, an `ObjectClient` whose requests may be lost, answered late or refused;
+`Laggard`, whose lists lag behind; and quick ways to a volume over it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from magnetar.storage.volumes.objects import Listed, ObjectTaken, ObjectUnclear
+from magnetar.storage.volumes.objects import Listed, ObjectTaken, ObjectUnclear, RetryingObjects
 from magnetar.storage.volumes.volume import Buffer
 
 
@@ -67,3 +67,18 @@ def unclear_times(times: int) -> Callable[[str], None]:
             raise ObjectUnclear(key)
 
     return strike
+
+
+class Laggard(MemoryService):
+    """A service whose lists stop short of what was created last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: set[str] = set()
+
+    async def list(self, prefix: str) -> list[tuple[str, int]]:
+        return [item for item in await super().list(prefix) if item[0] not in self.hidden]
+
+
+class LaggardObjects(RetryingObjects):
+    lists_at_once = False

@@ -70,13 +70,6 @@ class Life:
         assert sorted(answer.type for answer in answers) == sorted((Type.ACK_RESPONSE, *others))
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    """Poll what has no event."""
-    async with asyncio.timeout(120):
-        while not reached():
-            await asyncio.sleep(0.005)
-
-
 class Lives:
     """Incarnations of one broker after one another."""
 

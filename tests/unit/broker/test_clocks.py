@@ -21,8 +21,9 @@ from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import encode_entry
 from tests.support.brokers import CLOCK, Type
+from tests.support.polling import until
 from tests.support.rest import NAMESPACE
-from tests.support.topic_lives import PATH, Life, Lives, play, until
+from tests.support.topic_lives import PATH, Life, Lives, play
 
 YEAR_MS = 365 * 24 * 3_600_000
 TTL_S = 60

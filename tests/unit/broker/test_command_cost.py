@@ -32,7 +32,7 @@ from magnetar.wire.large_commands import PART_IDS_MAX
 from tests.support.acknowledging import host_of
 from tests.support.brokers import TOPIC, Peer, Type, entry, open_peer
 from tests.support.deliveries import play
-from tests.unit.wire.test_large_commands import PATHS, fill
+from tests.support.large_commands import PATHS, fill
 
 FEW = 150
 FEW_FIELDS = 100

@@ -29,7 +29,7 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.wire import requests
 from tests.support.brokers import TOPIC, Peer, command_frame, connected_peer, open_peer
 from tests.support.deliveries import received
-from tests.unit.broker.bundles.test_ownership import until
+from tests.support.polling import until
 
 OTHER = "persistent://public/default/other"
 STARTERS = {"create_task", "ensure_future", "call_later", "call_at"}

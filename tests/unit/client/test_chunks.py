@@ -25,8 +25,8 @@ from magnetar.wire import commands, runs
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import Position
 from magnetar.wire.entries import parse_entry
+from tests.support.client_scenarios import acknowledged, entry, run
 from tests.support.memory import ScriptedBroker, Session
-from tests.unit.client.test_consumer import acknowledged, entry, run
 
 LIMIT = 100_000
 """What the scripted broker announces."""

@@ -4,7 +4,6 @@ seeking, reconnects."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,43 +14,8 @@ from magnetar.errors import ConsumerBusy, InvalidRequest, WireCode
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import Position
-from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry
+from tests.support.client_scenarios import acknowledged, batch, entry, run
 from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
-
-Scenario = Callable[[ScriptedBroker, Client], Awaitable[None]]
-
-
-def run(scenario: Scenario, **options: Any) -> None:
-    """Run a scenario with one broker and a client of it."""
-
-    async def body() -> None:
-        network = MemoryNetwork()
-        broker = ScriptedBroker(network, "a")
-        async with Client(
-            "pulsar://a:6650", network=network, **{"operation_timeout_s": 2, **options}
-        ) as client:
-            async with asyncio.timeout(120):
-                await scenario(broker, client)
-
-    asyncio.run(body())
-
-
-def entry(value: bytes, **fields: Any) -> bytes:
-    return encode_entry(
-        api.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, **fields), value
-    )
-
-
-def batch(*values: bytes, gone: tuple[int, ...] = ()) -> bytes:
-    items = [
-        BatchMessage(api.SingleMessageMetadata(payload_size=0, compacted_out=index in gone), value)
-        for index, value in enumerate(values)
-    ]
-    return entry(encode_batch(items), num_messages_in_batch=len(values))
-
-
-def acknowledged(ack: Any) -> list[tuple[int, list[int]]]:
-    return [(item.entryId, list(item.ack_set)) for item in ack.message_id]
 
 
 def test_messages_arrive_with_what_they_carry() -> None:

@@ -16,10 +16,10 @@ from magnetar.errors import WireCode
 from magnetar.wire import commands, transactions
 from magnetar.wire.commands import Position
 from magnetar.wire.transactions import Refusal
+from tests.support.client_scenarios import batch, entry, run
 from tests.support.memory import ScriptedBroker, Session
 from tests.support.scripted_coordinator import ScriptedCoordinator, txn_of
 from tests.support.scripted_coordinator import run as run_with_coordinator
-from tests.unit.client.test_consumer import batch, entry, run
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["arrive", "come_again", "everything", "take"]), st.integers(0, 3))

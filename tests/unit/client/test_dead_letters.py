@@ -9,11 +9,10 @@ from magnetar.client import Client, Consumer, DeadLetterPolicy, MessageId
 from magnetar.errors import WireCode
 from magnetar.wire import commands
 from magnetar.wire.entries import parse_entry
+from tests.support.client_scenarios import acknowledged, batch, entry, redelivered, run
 from tests.support.memory import ScriptedBroker, Session
 from tests.support.scripted_coordinator import ScriptedCoordinator
 from tests.support.scripted_coordinator import run as run_with_coordinator
-from tests.unit.client.test_consumer import acknowledged, batch, entry, run
-from tests.unit.client.test_redelivery import redelivered
 
 DELAY_S = 0.02
 

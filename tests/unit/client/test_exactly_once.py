@@ -15,9 +15,9 @@ from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, transactions
 from magnetar.wire.entries import parse_entry
 from magnetar.wire.transactions import Refusal
+from tests.support.client_scenarios import entry
 from tests.support.memory import ScriptedBroker, Session
 from tests.support.scripted_coordinator import ScriptedCoordinator, run, txn_of
-from tests.unit.client.test_consumer import entry
 
 
 def redeliveries(broker: ScriptedBroker, entries: dict[int, bytes]) -> None:

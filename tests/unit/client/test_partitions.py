@@ -24,8 +24,8 @@ from magnetar.hashes import java_string_hash, murmur3
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import Position
+from tests.support.client_scenarios import entry, run
 from tests.support.memory import ScriptedBroker
-from tests.unit.client.test_consumer import entry, run
 
 
 def partition_of(broker: ScriptedBroker, producer_id: int) -> int:

@@ -16,8 +16,8 @@ from magnetar.errors import InvalidRequest, WireCode
 from magnetar.wire import commands
 from magnetar.wire.commands import Position
 from magnetar.wire.entries import parse_entry
+from tests.support.client_scenarios import acknowledged, batch, entry, redelivered, run
 from tests.support.memory import ScriptedBroker
-from tests.unit.client.test_consumer import acknowledged, batch, entry, run
 
 
 def test_backoff_grows_by_its_factor_up_to_its_limit() -> None:
@@ -64,13 +64,6 @@ def test_schedule_agrees_with_a_dictionary(steps: list[tuple[str, int, int]]) ->
             schedule.clear()
             model.clear()
         assert (schedule.next(), len(schedule)) == (min(model.values(), default=None), len(model))
-
-
-def redelivered(broker: ScriptedBroker) -> list[list[int]]:
-    return [
-        [item.entryId for item in ask.message_ids]
-        for ask in broker.of("redeliver_unacknowledged_messages")
-    ]
 
 
 def test_negative_acknowledgements_come_back_after_delays_of_their_own() -> None:

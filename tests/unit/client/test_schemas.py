@@ -20,8 +20,8 @@ from magnetar.client.schemas import BYTES
 from magnetar.errors import IncompatibleSchema, InvalidRequest, WireCode
 from magnetar.wire import commands
 from magnetar.wire.entries import parse_entry
+from tests.support.client_scenarios import entry, run
 from tests.support.memory import ScriptedBroker
-from tests.unit.client.test_consumer import entry, run
 
 
 class Colour(enum.Enum):

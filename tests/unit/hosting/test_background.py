@@ -12,7 +12,7 @@ from magnetar.errors import InvalidRequest
 from magnetar.hosting import background, followed_files
 from magnetar.hosting.background import Surprises
 from magnetar.hosting.followed_files import Follower
-from tests.unit.broker.bundles.test_ownership import until
+from tests.support.polling import until
 
 
 async def beside(work: Coroutine[Any, Any, None], reached: Callable[[], bool]) -> None:

@@ -22,10 +22,10 @@ from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.inputs import Group, read_group
 from magnetar_jobs.planning import CompactionPlan, plan_topic
 from tests.support.brokers import TOPIC, open_peer, running_broker
+from tests.support.published_topics import QUICK
 from tests.support.rest import Process
 from tests.support.transacting import ended, send_in
-from tests.unit.broker.transactions.test_transactional_course import STEPS, Course
-from tests.unit.broker.upkeep.test_manifest_compaction import QUICK
+from tests.support.transactional_course import STEPS, Course
 
 NAME = TopicName.parse(TOPIC)
 YOUNG = {**QUICK, "rewrite_age_s": 3600.0, "rewrite_garbage_share": 1.0}

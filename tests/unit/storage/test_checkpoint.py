@@ -14,7 +14,6 @@ from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.checkpoint import (
     Checkpoint,
-    CheckpointEncoder,
     CursorCheckpoint,
     TopicCheckpoint,
     decode_checkpoint,
@@ -25,6 +24,7 @@ from magnetar.storage.document import decode_document, encode_document
 from magnetar.storage.log.seals import publish_seal
 from magnetar.storage.storage_id import read_or_create_storage_id, read_storage_id
 from magnetar.storage.volumes.posix import PosixVolume
+from tests.support.checkpoints import encoder_of
 from tests.support.logs import CLOCK, INCARNATION, run_on_volume
 
 GOLDEN = (
@@ -51,16 +51,6 @@ CHECKPOINT = Checkpoint(
     LogPosition(2, 8192),
     {"persistent://a/b/c": TOPIC},
 )
-
-
-def encoder_of(checkpoint: Checkpoint) -> CheckpointEncoder:
-    """With all topics of a checkpoint."""
-    made = CheckpointEncoder(
-        checkpoint.bundle, checkpoint.epoch, checkpoint.incarnation, checkpoint.position
-    )
-    for name, topic in sorted(checkpoint.topics.items()):
-        made.add(name, topic)
-    return made
 
 
 def test_golden_checkpoint() -> None:

@@ -32,8 +32,8 @@ from magnetar.metadata.records import (
 )
 from magnetar.names import NamespaceName, TopicName
 from tests.support.brokers import CLOCK, HOST, SETTINGS, Node, open_peer, volume_in
+from tests.support.polling import until
 from tests.support.rest import Process
-from tests.unit.broker.bundles.test_ownership import until
 
 DEFAULT = NamespaceName("public", "default")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,8 @@ from magnetar.clock import SystemClock
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.names import TopicName
 from tests.support.brokers import TOPIC, Type, open_peer, running_broker
+from tests.support.polling import until
 from tests.support.rest import NAMESPACE, rest_over
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Poll what has no event."""
-    async with asyncio.timeout(120):
-        while not reached():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("step", ["recover_bundle", "OwnedBundle"])

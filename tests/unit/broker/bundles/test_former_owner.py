@@ -14,10 +14,10 @@ from magnetar.errors import WireCode
 from magnetar.storage import names
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
+from tests.support.broker_pair import pair
 from tests.support.brokers import TOPIC, Peer, Type, command_frame
 from tests.support.deliveries import publish
-from tests.unit.broker.bundles.test_ownership import pair
-from tests.unit.broker.topics.test_deduplicating import DEDUPLICATED, play
+from tests.support.namespace_policies import DEDUPLICATED, play
 
 CONSUMER, EARLIER_PRODUCER = 4, "p-2"
 ENDED_IN: dict[str, Any] = {"txnid_most_bits": 0, "txnid_least_bits": 0}

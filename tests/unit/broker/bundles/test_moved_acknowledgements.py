@@ -13,8 +13,9 @@ from magnetar.broker.bundles import bundle as bundle_module
 from magnetar.broker.incarnation import Broker
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
+from tests.support.broker_pair import Pair, pair
 from tests.support.brokers import Peer, Type, command_frame, entry, open_peer
-from tests.unit.broker.bundles.test_ownership import Pair, pair, until
+from tests.support.polling import until
 
 SETTINGS: dict[str, Any] = {"rebalance_bundles": 0, "failover_delay_ms": 0}
 MESSAGES = 40

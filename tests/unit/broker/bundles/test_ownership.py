@@ -4,8 +4,6 @@ outages and one another."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +15,6 @@ from magnetar.broker.incarnation import Broker
 from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.errors import DestinationRefused, NotOwner, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import (
     BundleRecord,
     BundleState,
@@ -32,88 +29,20 @@ from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.storage.log.writer import LogWriter
 from magnetar.storage.manifest import load_manifest
 from magnetar.wire import requests
+from tests.support.broker_pair import LOADED, count_stored, pair
 from tests.support.brokers import (
     CLOCK,
-    SETTINGS,
     TOPIC,
-    Node,
     Peer,
     Type,
     entry,
     open_peer,
     running_broker,
-    volume_in,
 )
-from tests.support.faulty_store import FaultPlan, FaultyStore
+from tests.support.faulty_store import FaultPlan
+from tests.support.polling import until
 
 MESSAGE = bytes(64 << 10)
-LOADED = {"max_message_bytes": 128 << 10, "log_file_bytes": 1 << 20, "checkpoint_files_max": 1}
-"""A megabyte of messages fills a file, and each file asks for a checkpoint."""
-
-
-class Pair:
-    """Two brokers over one store; the first reaches it through a network that can fail."""
-
-    def __init__(
-        self, first: Broker, second: Broker, network: FaultyStore, store: MemoryStore
-    ) -> None:
-        self.first, self.second, self.network, self.store = first, second, network, store
-
-    async def bundle(self) -> BundleName:
-        return await self.first.ownership.bundle_of(TopicName.parse(TOPIC))
-
-    async def record(self) -> BundleRecord:
-        """TOPIC's bundle as the store has it."""
-        item = await self.store.get(keys.bundle(await self.bundle()))
-        assert item is not None
-        return BundleRecord.decode(item.value)
-
-    def other(self, broker: Broker) -> Broker:
-        return self.second if broker is self.first else self.first
-
-    async def owner(self) -> Broker:
-        """The broker that serves TOPIC's bundle once it has settled."""
-        name = str(await self.bundle())
-        await until(
-            lambda: any(name in broker.ownership.owned for broker in (self.first, self.second))
-        )
-        return self.first if name in self.first.ownership.owned else self.second
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Poll what has no event."""
-    async with asyncio.timeout(120):
-        while not reached():
-            await asyncio.sleep(0.002)
-
-
-@asynccontextmanager
-async def pair(directory: Path, **settings: Any) -> AsyncIterator[Pair]:
-    """Two brokers; TOPIC's bundle is served by the first."""
-    store = MemoryStore(CLOCK)
-    network = FaultyStore(store, CLOCK, FaultPlan(), owns_inner=False)
-    async with (
-        volume_in(directory) as volume,
-        running_broker(directory, store=store, name="second", **settings) as second,
-    ):
-        first = await Node(network, volume, "first", replace(SETTINGS, **settings)).start()
-        try:
-            found = Pair(first, second, network, store)
-            await until(
-                lambda: (
-                    len(second.views.incarnations.items) == 2 == len(first.views.incarnations.items)
-                )
-            )
-            await first.ownership.resolve(await found.bundle())
-            if await found.owner() is second:
-                await second.ownership.move(str(await found.bundle()), first.incarnation, "test")
-                await until(lambda: len(first.ownership.owned) == 1)
-            yield found
-        finally:
-            network.plan = FaultPlan()
-            await first.close()
-    await network.close()
-    await store.close()
 
 
 async def publish(peer: Peer, first: int, count: int) -> None:
@@ -122,18 +51,6 @@ async def publish(peer: Peer, first: int, count: int) -> None:
         peer.write(requests.send(1, number, entry(MESSAGE, number)))
     for number in range(first, first + count):
         assert (await peer.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == number
-
-
-async def count_stored(broker: Broker) -> int:
-    """Messages of TOPIC as its present owner reads them, by sequence."""
-    async with open_peer(broker) as reader:
-        assert (await reader.subscribe(subscription="reader", durable=False)).type == Type.SUCCESS
-        topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
-        expected = topic.core.ledgers.end - topic.core.ledgers.first
-        reader.write(requests.flow(1, expected))
-        for _ in range(expected):
-            await reader.message()
-        return expected
 
 
 async def test_properties_of_a_topic_survive_moves(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from tests.support.brokers import (
     running_broker,
     volume_in,
 )
-from tests.unit.broker.bundles.test_ownership import until
+from tests.support.polling import until
 
 RECORDS_MAX = 1000
 QUIET: dict[str, Any] = {"keep_alive_s": 3600.0, "maintenance_s": 3600.0}

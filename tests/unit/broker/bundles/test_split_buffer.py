@@ -12,8 +12,8 @@ from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 from tests.support.acknowledging import host_of
 from tests.support.brokers import Type, connected_peer, entry, open_peer
+from tests.support.published_topics import entries_of, stored
 from tests.support.transacting import ended, send_in
-from tests.unit.broker.transactions.test_transactional_publishing import entries_of, stored
 
 TXN = TxnId(0, 0)
 

@@ -12,7 +12,7 @@ import pytest
 from magnetar.broker.bundles.splitting import Splitter
 from magnetar.errors import MagnetarError, StorageError
 from tests.support.brokers import running_broker
-from tests.unit.broker.bundles.test_splitting import (
+from tests.support.split_bundles import (
     LEFT_TOPIC,
     MIDDLE,
     RIGHT_TOPIC,

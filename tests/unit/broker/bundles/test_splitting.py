@@ -4,8 +4,6 @@ with old eyes finds the children."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,46 +13,29 @@ import pytest
 from magnetar.broker.incarnation import Broker
 from magnetar.errors import NotAllowed, NotOwner, ServiceNotReady, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, ManifestPointer, NamespaceRecord
+from magnetar.metadata.records import BundleState, ManifestPointer, NamespaceRecord
 from magnetar.metadata.store import TxnResult
-from magnetar.names import BundleName, NamespaceName, TopicName, initial_boundaries
+from magnetar.names import BundleName, TopicName, initial_boundaries
 from magnetar.ownership.splits import range_equally_divide
 from magnetar.storage.manifest import load_manifest
 from magnetar.topics.ledger_ids import epoch_of
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
+from tests.support.broker_pair import count_stored, pair
 from tests.support.brokers import TOPIC, Peer, Type, command_frame, entry, open_peer, running_broker
+from tests.support.polling import until
 from tests.support.rest import broker_with_rest
-from tests.unit.broker.bundles.test_ownership import count_stored, pair, until
-
-NAMESPACE = NamespaceName("public", "default")
-WHOLE = BundleName.parse(str(NAMESPACE) + "/0x80000000_0xc0000000")
-LEFT, RIGHT = (
-    BundleName(NAMESPACE, 0x80000000, 0xA0000000),
-    BundleName(NAMESPACE, 0xA0000000, 0xC0000000),
+from tests.support.split_bundles import (
+    LEFT,
+    LEFT_TOPIC,
+    MIDDLE,
+    NAMESPACE,
+    RIGHT,
+    RIGHT_TOPIC,
+    WHOLE,
+    attached,
+    store_of,
 )
-MIDDLE = (0xA0000000,)
-
-
-def topics_in(bundle: BundleName, count: int) -> list[str]:
-    """Names that hash into a bundle."""
-    found = (f"persistent://public/default/t-{number}" for number in range(100_000))
-    return [name for name in found if bundle.contains(TopicName.parse(name))][:count]
-
-
-LEFT_TOPIC, RIGHT_TOPIC = topics_in(LEFT, 1)[0], topics_in(RIGHT, 1)[0]
-
-
-@asynccontextmanager
-async def attached(broker: Broker, *topics: str) -> AsyncIterator[Peer]:
-    """A peer with a producer and a consumer (of the same number, from 1) on each topic."""
-    async with open_peer(broker) as peer:
-        for number, topic in enumerate(topics, 1):
-            await peer.lookup(topic)
-            await peer.produce(number, topic)
-            assert (await peer.subscribe(number, topic)).type == Type.SUCCESS
-            peer.write(requests.flow(number, 1000))
-        yield peer
 
 
 async def round_trip(peer: Peer, number: int, sequence: int) -> tuple[int, int]:
@@ -68,11 +49,6 @@ async def round_trip(peer: Peer, number: int, sequence: int) -> tuple[int, int]:
         found[command.type] = (body.message_id.ledgerId, body.message_id.entryId)
     assert found[Type.SEND_RECEIPT] == found[Type.MESSAGE]
     return found[Type.MESSAGE]
-
-
-async def store_of(broker: Broker, bundle: BundleName) -> BundleRecord | None:
-    item = await broker.context.store.get(keys.bundle(bundle))
-    return BundleRecord.decode(item.value) if item is not None else None
 
 
 async def boundaries(broker: Broker) -> tuple[int, ...]:

@@ -19,17 +19,9 @@ from magnetar.storage.manifest import load_manifest
 from magnetar.topics.dispatch.base import ReadRequest
 from magnetar.transactions.ids import TxnId
 from tests.support.brokers import CLOCK, SETTINGS, Node, entry, open_peer, running_broker, volume_in
+from tests.support.published_topics import QUICK, stored
+from tests.support.split_bundles import LEFT, LEFT_TOPIC, MIDDLE, RIGHT, RIGHT_TOPIC, WHOLE
 from tests.support.transacting import ended, send_in
-from tests.unit.broker.bundles.test_splitting import (
-    LEFT,
-    LEFT_TOPIC,
-    MIDDLE,
-    RIGHT,
-    RIGHT_TOPIC,
-    WHOLE,
-)
-from tests.unit.broker.transactions.test_transactional_publishing import stored
-from tests.unit.broker.upkeep.test_manifest_compaction import QUICK
 
 TXN = TxnId(0, 0)
 

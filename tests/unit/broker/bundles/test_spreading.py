@@ -18,9 +18,10 @@ from magnetar.metadata.records import (
 )
 from magnetar.metadata.store import Compare
 from magnetar.names import BundleName, NamespaceName, TopicName
+from tests.support.broker_pair import pair
 from tests.support.brokers import CLOCK
+from tests.support.polling import until
 from tests.support.rest import Process
-from tests.unit.broker.bundles.test_ownership import pair, until
 
 
 async def test_what_stays_as_it_is_for_ever_holds_nothing_up(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.storage import names
 from magnetar.storage.manifest import commit_manifest
 from tests.support.brokers import CLOCK, TOPIC
-from tests.unit.broker.upkeep.test_manifest_compaction import OTHER, World, flip, world
+from tests.support.published_topics import OTHER, World, flip, world
 
 
 @asynccontextmanager

@@ -4,9 +4,8 @@ answered, and what a new owner remembers."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,8 @@ import pytest
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.errors import WireCode
-from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
-from magnetar.metadata.records import NamespaceRecord
-from magnetar.metadata.store import Put
-from magnetar.names import BundleName, NamespaceName, TopicName
+from magnetar.names import BundleName, TopicName
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.sent_entries import BATCHED_MESSAGE_BYTES_MIN
@@ -28,50 +24,19 @@ from tests.support.brokers import (
     TOPIC,
     Peer,
     Type,
-    connected_peer,
     entry,
     open_peer,
     running_broker,
 )
+from tests.support.namespace_policies import DEDUPLICATED, play, set_policies
 
-NAMESPACE = NamespaceName("public", "default")
 SMALL_FILES: dict[str, Any] = {
     "max_message_bytes": 256 << 10,
     "log_file_bytes": 1 << 20,
     "checkpoint_files_max": 1,
 }
-DEDUPLICATED = {"deduplicationEnabled": True}
 NO_POSITION = (1 << 64) - 1
 STORED, DUPLICATE, UNKNOWN = "stored", "duplicate", "unknown"
-Script = Callable[[Broker, Peer], Coroutine[Any, Any, None]]
-
-
-def play(
-    directory: Path, script: Script, policies: dict[str, Any] | None = None, **settings: Any
-) -> None:
-    """Run `script` with a broker that owns TOPIC's bundle, in a namespace with `policies`, and
-    one peer."""
-
-    async def main() -> None:
-        async with connected_peer(directory, **settings) as (broker, peer):
-            await set_policies(broker, policies or {})
-            await script(broker, peer)
-
-    asyncio.run(main())
-
-
-async def set_policies(broker: Broker, policies: dict[str, Any]) -> None:
-    """Change the namespace as an administrator does, and wait until this broker has seen it."""
-    store, key = broker.context.store, keys.namespace(NAMESPACE)
-    item = await store.get(key)
-    assert item is not None
-    record = replace(NamespaceRecord.decode(item.value), policies=policies)
-    outcome = await store.transact((), (Put(key, record.encode()),))
-    assert outcome.succeeded
-    while (
-        viewed := broker.views.namespaces.get(str(NAMESPACE))
-    ) is None or viewed.record.policies != policies:
-        await asyncio.sleep(0.001)
 
 
 async def host_of(broker: Broker) -> TopicHost:

@@ -17,11 +17,9 @@ from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.names import TopicName
 from magnetar.ownership.splits import range_equally_divide
 from magnetar.wire import requests
+from tests.support.broker_pair import LOADED, pair
 from tests.support.brokers import CLOCK, TOPIC, Type, command_frame, open_peer, running_broker
-from tests.support.rest import TOPICS, broker_with_rest
-from tests.support.transacting import ended, send_in
-from tests.unit.broker.bundles.test_ownership import LOADED, pair, until
-from tests.unit.broker.transactions.test_transactional_moves import (
+from tests.support.owner_changes import (
     WAYS,
     A,
     B,
@@ -30,7 +28,10 @@ from tests.unit.broker.transactions.test_transactional_moves import (
     change_owner,
     has_left,
 )
-from tests.unit.broker.upkeep.test_manifest_compaction import world
+from tests.support.polling import until
+from tests.support.published_topics import world
+from tests.support.rest import TOPICS, broker_with_rest
+from tests.support.transacting import ended, send_in
 
 ON = {"broker_entry_index": 1, "broker_entry_timestamp": 1, "broker_entry_metadata_to_clients": 1}
 RECEIVE_S = 10

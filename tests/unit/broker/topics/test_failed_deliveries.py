@@ -3,7 +3,6 @@ skipped."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from magnetar.wire import requests
 from tests.support.acknowledging import subscription_of
 from tests.support.brokers import TOPIC, Peer, Type
 from tests.support.deliveries import EXCLUSIVE, SHARED, play
+from tests.support.polling import until
 
 FAILURES = 2
 
@@ -39,13 +39,6 @@ def later(work: Callable[..., Any], failing: Callable[..., Any]) -> Callable[...
     """`work` once, then `failing`."""
     left = [work]
     return lambda *arguments: (left.pop() if left else failing)(*arguments)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Poll what has no event."""
-    async with asyncio.timeout(120):
-        while not reached():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("where", ["memory", "storage"])

@@ -27,15 +27,9 @@ from tests.support.brokers import (
     running_broker,
     volume_in,
 )
+from tests.support.polling import until
+from tests.support.split_bundles import LEFT_TOPIC, MIDDLE, RIGHT_TOPIC, WHOLE, topics_in
 from tests.support.transacting import ended, send_in
-from tests.unit.broker.bundles.test_ownership import until
-from tests.unit.broker.bundles.test_splitting import (
-    LEFT_TOPIC,
-    MIDDLE,
-    RIGHT_TOPIC,
-    WHOLE,
-    topics_in,
-)
 
 Id = tuple[int, int]
 TXN = TxnId(0, 5)

@@ -19,8 +19,9 @@ from magnetar.wire import requests
 from magnetar.wire.entries import encode_entry
 from tests.support.brokers import CLOCK, TOPIC, Type
 from tests.support.deliveries import seek
+from tests.support.polling import until
 from tests.support.rest import NAMESPACE, TOPICS
-from tests.support.topic_lives import PATH, PAYLOAD, Lives, play, until
+from tests.support.topic_lives import PATH, PAYLOAD, Lives, play
 from tests.support.transacting import late_commit
 
 

@@ -32,8 +32,8 @@ from tests.support.acknowledging import (
 from tests.support.brokers import CLOCK, TOPIC, Peer, open_peer, running_broker
 from tests.support.coordinators import TransactionPeer, running_coordinator, transaction_peer
 from tests.support.deliveries import publish, received
+from tests.support.published_topics import entries_of, stored
 from tests.support.transacting import send_in
-from tests.unit.broker.transactions.test_transactional_publishing import entries_of, stored
 
 OTHER = "persistent://public/default/other"
 QUICK: dict[str, Any] = {"txn_inquire_s": 0.05, "maintenance_s": 3600.0}

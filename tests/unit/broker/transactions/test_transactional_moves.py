@@ -14,30 +14,21 @@ from magnetar.broker.incarnation import Broker
 from magnetar.metadata.store import TxnResult
 from magnetar.names import TopicName
 from magnetar.ownership.splits import range_equally_divide
-from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
-from tests.support.brokers import TOPIC, Peer, Type, entry, open_peer
+from tests.support.broker_pair import LOADED, pair
+from tests.support.brokers import TOPIC, Type, entry, open_peer
+from tests.support.owner_changes import (
+    WAYS,
+    A,
+    B,
+    C,
+    begin,
+    change_owner,
+    has_left,
+)
+from tests.support.polling import until
+from tests.support.published_topics import entries_of, stored
 from tests.support.transacting import ended, refused_send, send_in
-from tests.unit.broker.bundles.test_ownership import LOADED, Pair, pair, until
-from tests.unit.broker.transactions.test_transactional_publishing import entries_of, stored
-
-A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(0, 2)
-
-
-def has_left(owner: Broker, bundle: str) -> bool:
-    return bundle not in owner.ownership.owned
-
-
-async def begin(peer: Peer) -> None:
-    """Three transactions: A is committed behind a plain message, B waits, C is aborted."""
-    await peer.lookup()
-    await peer.produce(producer_name="p")
-    for number, txn in enumerate((A, B, C, A, B)):
-        await send_in(peer, txn, b"%d" % txn.least, number)
-    await peer.send(b"plain", 5)
-    await ended(peer, A, commit=True)
-    await ended(peer, C, commit=False)
-
 
 SEEN = entries_of((b"plain", 5), (b"0", 0), (b"0", 3))
 OF_B = entries_of((b"1", 1), (b"1", 4))
@@ -61,24 +52,6 @@ async def finish(broker: Broker) -> None:
         await ended(peer, B, commit=True)
         await ended(peer, A, commit=True)
         assert await stored(broker) == SEEN + OF_B + entries_of((b"1", 10))
-
-
-WAYS = ("moved", "checkpointed and moved", "taken over", "rolled and taken over")
-"""How a bundle gets another owner."""
-
-
-async def change_owner(cluster: Pair, how: str) -> None:
-    """The bundle of TOPIC leaves the first broker in one of the `WAYS`."""
-    name = str(await cluster.bundle())
-    if how == "rolled and taken over":
-        await cluster.first.service.roll(TopicName.parse(TOPIC))
-    if how == "checkpointed and moved":
-        await cluster.first.ownership.checkpointer.checkpoint(name)
-    if how.endswith("moved"):
-        await cluster.first.ownership.move(name, cluster.second.incarnation, "test")
-    else:
-        cluster.first.fail("crash")
-        await cluster.first.close()
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.incarnation import Broker
 from magnetar.broker.upkeep.expiry import delete_unused
 from magnetar.errors import NotAllowed, WireCode
 from magnetar.hosting.settings import ENTRY_HEAD_BYTES_MAX
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar.names import TopicName, sidecar_of
-from magnetar.topics.dispatch.base import ReadRequest
 from magnetar.topics.topic import TERMINATED
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
@@ -32,27 +30,10 @@ from tests.support.brokers import (
     open_peer,
     running_broker,
 )
+from tests.support.published_topics import QUICK, entries_of, stored
 from tests.support.transacting import end, ended, refused_send, send_in, signed
-from tests.unit.broker.upkeep.test_manifest_compaction import QUICK
 
 A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(3, 0)
-
-
-async def stored(broker: Broker, topic: str = TOPIC) -> list[bytes]:
-    """Every entry of the partition, read as dispatch reads it."""
-    host = await broker.service.open_topic(TopicName.parse(topic), create=False)
-    found: list[bytes] = []
-    at = host.core.ledgers.first
-    while at < host.core.ledgers.end:
-        entries, counts = await host.reader.read(ReadRequest(at, 7))
-        assert len(entries) == len(counts) > 0
-        found += map(bytes, entries)
-        at += len(entries)
-    return found
-
-
-def entries_of(*bodies: tuple[bytes, int]) -> list[bytes]:
-    return [entry(body, sequence) for body, sequence in bodies]
 
 
 async def receive(peer: Peer, count: int) -> list[bytes]:

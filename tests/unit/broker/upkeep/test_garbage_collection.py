@@ -27,8 +27,8 @@ from magnetar.storage.manifest import Manifest, commit_manifest
 from magnetar.storage.volumes.volume import Volume
 from magnetar.topics.dispatch.base import ReadRequest
 from tests.support.brokers import CLOCK, TOPIC, Peer, open_peer, running_broker
+from tests.support.published_topics import OTHER, World, world
 from tests.support.rest import Process
-from tests.unit.broker.upkeep.test_manifest_compaction import OTHER, World, world
 
 DEAD, CLAIMED, ALSO_DEAD = (
     "broker-7.0000000000000007",

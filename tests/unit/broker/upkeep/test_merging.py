@@ -12,7 +12,7 @@ from magnetar.metadata import keys
 from magnetar.storage.manifest import Manifest
 from magnetar.storage.segments import level_one
 from tests.support.brokers import TOPIC
-from tests.unit.broker.upkeep.test_manifest_compaction import World, flip, world
+from tests.support.published_topics import World, flip, world
 
 SMALL_BYTES = 64 << 10
 OBJECT_BYTES = 128 << 10

@@ -15,50 +15,14 @@ from magnetar_operator.coordinators.status import ObservedCoordinators
 from magnetar_operator.coordinators.status import findings_of as findings_of_coordinators
 from magnetar_operator.pods.pods import LAST_WORDS_MAX, pod_problems, problem_of
 from magnetar_operator.pods.rolling import RollPlan
+from tests.support.pod_states import UNSCHEDULABLE, container, ended, pod, waiting
 from tests.support.samples import cluster, coordinators
 
-UNSCHEDULABLE = {
-    "conditions": [
-        {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": "0/3 nodes: cpu",
-        }
-    ]
-}
 PULLS = {
     "containerStatuses": [
         {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}}
     ]
 }
-
-
-def pod(name: str = "main-broker-0", ready: bool = False, **status: Any) -> dict[str, Any]:
-    conditions = [
-        {"type": "Ready", "status": "True" if ready else "False"},
-        *status.pop("conditions", []),
-    ]
-    return {
-        "metadata": {"name": name, "labels": {}},
-        "spec": {},
-        "status": {"phase": "Running", "conditions": conditions, **status},
-    }
-
-
-def container(state: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"containerStatuses": [{"name": "broker", "ready": False, "state": state, **fields}]}
-
-
-def waiting(reason: str, message: str = "") -> dict[str, Any]:
-    return {"waiting": {"reason": reason, "message": message}}
-
-
-def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
-    return {
-        "lastState": {"terminated": {"exitCode": code, "reason": reason, "message": message}},
-        "restartCount": 3,
-    }
 
 
 @pytest.mark.parametrize(

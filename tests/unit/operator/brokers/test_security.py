@@ -22,39 +22,17 @@ from magnetar_operator.brokers.client_security import SeenSecurity, judge
 from magnetar_operator.brokers.desired import Identity, desired, identity_of
 from magnetar_operator.brokers.internal_rotation import InternalKeys, advanced
 from magnetar_operator.brokers.previewing import preview
-from magnetar_operator.builders.coordinator_set import desired_coordinators
 from magnetar_operator.builders.security import DOCUMENT, internal_keys, internal_secret
 from magnetar_operator.conditions import Reason
 from magnetar_operator.engine.planning import plan, sealed
 from magnetar_operator.etcd.rotation import SETTLE_MS, Phase
 from magnetar_operator.pods.rolling import BrokerPod, RollPlan, held, plan_roll
-from tests.support.samples import DEFAULTS, cluster, coordinators
-
-AUTH: dict[str, Any] = {
-    "tokens": {"secretKey": {"name": "tokens", "key": "secret.key"}, "audience": "shop"},
-    "superUserRoles": ["admin"],
-}
+from tests.support.pod_templates import AUTH, arguments, templates
+from tests.support.samples import DEFAULTS, cluster
 
 
 def made(**spec: Any) -> dict[Identity, dict[str, Any]]:
     return {identity_of(found): found for found in desired(cluster(**spec), DEFAULTS, 2, {})}
-
-
-def templates(**spec: Any) -> dict[str, dict[str, Any]]:
-    """By component: a broker's and a coordinator's pod."""
-    resource = cluster(**spec)
-    found = [
-        *desired(resource, DEFAULTS, 2, {}),
-        *desired_coordinators(coordinators(), resource, DEFAULTS, 1, {}),
-    ]
-    wanted = {"main-broker": "broker", "tx-coordinator": "coordinator"}
-    sets = {item["metadata"]["name"]: item for item in found if item["kind"] == "StatefulSet"}
-    return {component: sets[name]["spec"]["template"] for name, component in wanted.items()}
-
-
-def arguments(template: dict[str, Any]) -> dict[str, str]:
-    given = template["spec"]["containers"][0]["args"][2:]
-    return dict(zip(given[::2], given[1::2], strict=True))
 
 
 def document(**spec: Any) -> dict[str, Any]:

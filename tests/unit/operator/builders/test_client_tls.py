@@ -36,8 +36,8 @@ from magnetar_operator.conditions import Problem, Reason, Type, wall_ms_of
 from magnetar_operator.engine.planning import plan, sealed
 from magnetar_operator.etcd.certificates import LEAF_LIFETIME, Pair, Subject, issue, make_authority
 from magnetar_operator.pods.rolling import BrokerPod, RollPlan, held, plan_roll
+from tests.support.pod_templates import AUTH, arguments, templates
 from tests.support.samples import DEFAULTS, cluster, coordinators
-from tests.unit.operator.brokers.test_security import AUTH, arguments, templates
 
 NOW_MS = wall_ms_of("2026-11-01T00:00:00Z")
 DAY_MS = 86_400_000

@@ -18,14 +18,8 @@ from magnetar_operator.engine.troubles import (
     standing,
 )
 from magnetar_operator.pods.rolling import RollPlan
+from tests.support.pod_states import UNSCHEDULABLE, container, ended, pod, waiting
 from tests.support.samples import cluster
-from tests.unit.operator.brokers.test_pod_trouble import (
-    UNSCHEDULABLE,
-    container,
-    ended,
-    pod,
-    waiting,
-)
 
 AVAILABLE = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED)
 CRASH = Problem(Reason.POD_CRASHING, "main-broker-0: exit code 1", "main-broker-0")

@@ -44,7 +44,7 @@ from magnetar.transactions.participant_records import (
     Unbegun,
     UnbegunAcks,
 )
-from tests.unit.storage.test_checkpoint import encoder_of
+from tests.support.checkpoints import encoder_of
 
 TXN = TxnId(3, 9)
 GOLDEN: list[tuple[Change, str, str]] = [

@@ -33,8 +33,7 @@ from tests.support.logs import (
     new_writer,
     read_numbers,
 )
-from tests.support.objects_in_memory import MemoryService
-from tests.unit.storage.volumes.test_slots import Laggard, LaggardObjects
+from tests.support.objects_in_memory import Laggard, LaggardObjects, MemoryService
 
 FIRST = names.log_file(INCARNATION, 0)
 SECOND = names.log_file(INCARNATION, 1)

@@ -30,7 +30,7 @@ from tests.support.logs import (
     new_writer,
     read_numbers,
 )
-from tests.support.objects_in_memory import MemoryService, unclear_times
+from tests.support.objects_in_memory import Laggard, LaggardObjects, MemoryService, unclear_times
 
 LOG = names.log_file(INCARNATION, 0)
 LOGS = names.logs_of(INCARNATION)
@@ -43,21 +43,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects_module, "PAUSE_FIRST_S", 0.0)
     monkeypatch.setattr(object_outage, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(objects_module, "OUTAGE_S_MAX", 0.2)
-
-
-class Laggard(MemoryService):
-    """A service whose lists stop short of what was created last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden: set[str] = set()
-
-    async def list(self, prefix: str) -> list[tuple[str, int]]:
-        return [item for item in await super().list(prefix) if item[0] not in self.hidden]
-
-
-class LaggardObjects(RetryingObjects):
-    lists_at_once = False
 
 
 def volume_over(service: MemoryService) -> SlotVolume:

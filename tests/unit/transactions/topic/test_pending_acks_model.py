@@ -22,7 +22,7 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, PendingChange, PendingState
 from magnetar.transactions.topic.pending_acks import PendingAcks
 from tests.support.subscription_course import Course
-from tests.unit.topics.test_subscription_model import (
+from tests.support.subscription_type_courses import (
     ExclusiveCourse,
     FailoverCourse,
     KeySharedCourse,
