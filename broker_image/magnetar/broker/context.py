@@ -35,9 +35,9 @@ class BrokerContext:
     `restore` the cluster's restore number; `number` names the incarnation among all of the
     cluster's, past and future, in few characters; `service_url` and `http_url` are what other
     brokers use; `listeners` has the addresses that clients get. `security` is how clients and other
-    processes show who they are (None: nobody is asked). `tls` is how this process speaks TLS (None:
-    it does not). `fail` ends this incarnation at once, with a reason: it acknowledges nothing after
-    the call.
+    processes show who they are (None: no authentication). `tls` is how this process speaks TLS
+    (None: it does not). `fail` ends this incarnation at once, with a reason: it acknowledges
+    nothing after the call.
     """
 
     settings: BrokerSettings

@@ -23,7 +23,7 @@ DAMAGE_MAX = 1000
 
 @dataclass(slots=True)
 class Damage:
-    """One thing that does not work: what was tried, on what, and the error that came of it."""
+    """One failing operation: what was tried, on what, and the error."""
 
     what: str
     bundle: str

@@ -1,9 +1,9 @@
 """One incarnation of a broker.
 
-Owns: its life from claim to release: identity, lease, log, views, ownership, leader, listener,
+Owns: the lifecycle from claim to release: identity, lease, log, views, ownership, leader, listener,
 tickers. Imports: the broker's packages, ports. Invariants: nothing is served before the claim
 exists and the predecessor of the same name is fenced; `fail` ends the incarnation at once and for
-good (the process then starts a new one); a planned stop hands every bundle over before the lease is
+good (the process then starts a new one); a planned stop transfers every bundle before the lease is
 given up.
 """
 

@@ -44,8 +44,8 @@ class SendRun:
 
     `entries` are the bytes behind each command; on a connection they are views of its receive
     buffer, valid until the next read. `counts` are messages per entry. `highest` holds the highest
-    sequence id of each batch and 0 for what is none; None if the run has no batch. `txn` is the
-    transaction that all of them name.
+    sequence id of each batch and 0 for an entry that is no batch; None if the run has no batch.
+    `txn` is the transaction that all of them name.
     """
 
     __slots__ = ("counts", "entries", "highest", "sequences", "txn")

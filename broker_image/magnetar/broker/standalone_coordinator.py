@@ -2,13 +2,13 @@
 
 Owns: `StandaloneCoordinator`: number 0 in the broker's own process, beginning and ending with each
 incarnation of the broker. Imports: metadata, refusals, the broker; a coordinator's life only when
-it is needed. Invariants: a server that has never been asked about transactions has no module, file,
-lease or record of a coordinator: the first one who asks, a client or an administrator, waits until
-it is there; one that has been asked has it from its start on, for what was decided must be carried
-out. Its commands come over the broker's connections; broker and coordinator fail together, so a
-client that waits for either learns of it by the end of its connection; where transactions are
-switched off nobody is led to a coordinator, and no log is written. Participants are asked within
-the process: a standalone server serves every topic (a commit is 14 % shorter than by look-up and a
+it is needed. Invariants: a server that was never asked about transactions has no module, file,
+lease or record of a coordinator: the first client or administrator that asks waits until it is
+there. Once asked, the server begins it at every start, since decisions must be carried out. Its
+commands come over the broker's connections; broker and coordinator fail together, so a client that
+waits for either learns of it by the end of its connection; where transactions are switched off no
+client is referred to a coordinator, and no log is written. Participants are asked within the
+process: a standalone server serves every topic (a commit is 14 % shorter than by look-up and a
 connection).
 """
 

@@ -1,12 +1,12 @@
 """A store that must still be the one that was joined.
 
 Owns: `GuardedStore`, which adds one condition to every change. Imports: asyncio, metadata siblings,
-errors. Why: a store that was lost and begins empty, or was restored, knows nothing of incarnations
-from before; their comparisons could hold by chance, and what they find missing they would create
-again. Invariants: no change is made, no key is said not to be there, and no list is complete, once
-the guard does not hold any more; callers get an error. While the guard is missing the store is one
-that waits for its restore, which is as good as none: StoreUnavailable, and a broker with a claim in
-storage serves under it. Any other value is another store: `on_replaced` is called, once.
+errors. Why: a store that begins empty after a loss, or was restored, does not know earlier
+incarnations. Their comparisons could hold by chance, and they would create again what they find
+missing. Invariants: once the guard does not hold any more, no change is made, no key is reported
+missing, and no list is returned; callers get an error. While the guard is missing, the store waits
+for its restore: callers get StoreUnavailable, and a broker with a claim in storage continues to
+serve. Any other value is another store: `on_replaced` is called, once.
 """
 
 from __future__ import annotations

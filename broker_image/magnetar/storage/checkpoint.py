@@ -96,7 +96,7 @@ class TopicCheckpoint:
 class Checkpoint:
     """State of `bundle` (its full name) in `epoch`, at `position` of the log of `incarnation`.
 
-    Of one that was read, each topic is parsed on demand, which may raise CorruptData.
+    Topics of a checkpoint that was read are parsed on demand, which may raise CorruptData.
     """
 
     bundle: str
@@ -107,11 +107,11 @@ class Checkpoint:
 
 
 class CheckpointEncoder:
-    """A checkpoint's bytes, topic by topic: one of many topics need not be made in one go.
+    """Encodes a checkpoint topic by topic: one of many topics need not be made in one go.
 
     Cursors and topics are lists, not objects with keys, since there may be very many. Topics are
-    added once each, by rising name. Each may be of another moment, all of them behind `position`:
-    what the log has from there on is applied to each anyway.
+    added once each, by rising name. Their states may be of different moments, all at `position` or
+    later: recovery applies the log from there on to each anyway.
     """
 
     def __init__(self, bundle: str, epoch: int, incarnation: str, position: LogPosition) -> None:

@@ -5,8 +5,9 @@ every coordinator has passed, checkpoints, manifests and segments that were supe
 committed. Imports: metadata records, names of files, manifest. Pure. Invariants: a file is given up
 only on facts that stay true once they are true (what a manifest has covered is never listed again,
 a chain only moves on, an epoch that is over points to nothing new), so it does not matter how old
-the facts are when the file goes that are missing or contradict each other keep the file. Of a
-bundle's objects the last ones go by its record, which says Deleted, never by there being none.
+the facts are when the file is deleted; facts that are missing or contradict each other keep the
+file. The last objects of a bundle are deleted because its record says Deleted, never because there
+is no record.
 """
 
 from __future__ import annotations
@@ -352,7 +353,7 @@ def children_of(bundle: BundleName, others: Iterable[BundleName]) -> tuple[str, 
 
 @dataclass(slots=True)
 class Grace:
-    """Lets things go only after they were seen to be given up for `kept_ms`, of the collector's own
+    """Releases objects only after they were seen given up for `kept_ms`, by the collector's own
     `clock.elapsed_ms`.
 
     Remembered in memory only: a collector that starts again waits again.

@@ -1,7 +1,7 @@
-"""Long work on the event loop that lets others have their turns.
+"""Long work on the event loop that pauses for other tasks.
 
-Owns: `Turns`. Imports: asyncio.
-Invariant: between two pauses no more is done than the limit and what was done last.
+Owns: `Turns`. Imports: asyncio. Invariant: between two pauses at most the limit is done, plus the
+last step.
 """
 
 from __future__ import annotations

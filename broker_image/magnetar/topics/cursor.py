@@ -33,8 +33,8 @@ class Cursor:
     `acknowledged_ranges_max` bounds the holes kept, and the partly acknowledged batches: at it the
     cursor is `saturated`, and dispatch stops reading new entries until holes are filled. (Pulsar
     instead forgets ranges beyond 10 000 at a restart, which would undo confirmed acknowledgements.)
-    Who acknowledges what was never delivered may open more: at twice the bound, or with too many
-    bits in masks, the cursor is `crowded`, and `admits` says what it still takes.
+    A client that acknowledges undelivered entries may open more: at twice the bound, or with too
+    many bits in masks, the cursor is `crowded`, and `admits` says what it still takes.
     """
 
     __slots__ = (

@@ -6,8 +6,9 @@ message whose lowest sequence id is not above the highest persisted one is store
 between pushed and persisted may still fail with its broker; of a chunked message only the last
 chunk is tested and recorded. Invariants: persisted <= pushed; what is admitted has a lowest id
 above everything admitted before under its name; at most `remembered_max` names are kept besides
-those of connected producers; replay forgets nobody, and for RETURN_MS after it too many names are
-no reason to: the log does not say who was connected; a producer that was forgotten starts again.
+those of connected producers; replay forgets no name, and for RETURN_MS after it the limit does not
+apply, since the log does not say which producers were connected; a producer that was forgotten
+starts again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a ledger id is made of, and who gets which.
+"""The layout of ledger ids, and their allocation.
 
-Owns: the layout of ledger ids, and `LedgerIds`, which gives those of one term. Imports: errors,
+Owns: the layout of ledger ids, and `LedgerIds`, which allocates those of one term. Imports: errors,
 metadata.records (what epochs are). Pure. Layout, 63 bits from the highest: epoch (44: restore
 number 8, store revision 36), number (18), 1 for a partition and 0 for its transaction sidecar. Why
 a number: clients keep track of unacknowledged messages by (ledger, entry) without the topic, so no
@@ -52,8 +52,8 @@ class LedgerIds:
     """The ledger ids of one term. `floor`: those of this term are not below it, and those of
     earlier terms are.
 
-    `running_low` is called with each id that is wanted once three quarters of them are given: a new
-    epoch is needed.
+    Once three quarters of the ids are allocated, every further allocation calls `running_low`: a
+    new epoch is needed.
     """
 
     __slots__ = ("_limit", "_low", "_taken", "epoch", "floor", "running_low")

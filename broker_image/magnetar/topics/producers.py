@@ -1,11 +1,11 @@
 """Who produces to a topic.
 
 Owns: the registry of producer names, access modes, the queue of those that wait for exclusive
-access, the topic's epoch. Imports: errors. Pure. Source: Pulsar's PRODUCER: the same name from the
-same connection and producer id with a higher epoch replaces; anyone else is refused. Every
-exclusive grant raises the topic's epoch, and who comes back with an older one is fenced.
-Invariants: a name belongs to at most one producer; while one has exclusive access no other is
-connected; no producer waits for a topic that is free.
+access, the topic's epoch. Imports: errors. Pure. Source: Pulsar's PRODUCER: a PRODUCER with the
+name, connection and producer id of an earlier one and a higher epoch replaces it; any other is
+refused. Every exclusive grant raises the topic's epoch, and a producer that returns with an older
+one is fenced. Invariants: a name belongs to at most one producer; while one has exclusive access no
+other is connected; no producer waits for a topic that is free.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`producer` is in. The host must make `topic_epoch` durable (None for Shared) before it says
-    so.
+    """`producer` is admitted. The host must make `topic_epoch` durable (None for Shared) before it
+    answers.
 
     `closed` are the producers fenced for it, its own earlier session included; `refused` waited and
     are fenced.
@@ -73,8 +73,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """What follows from a departure: who waited and is in now, and who waited with an epoch that
-    is over."""
+    """What follows from a departure: the waiting producers that are admitted now, and those whose
+    epoch is over."""
 
     granted: Grant | None = None
     refused: tuple[Producer, ...] = ()

@@ -2,8 +2,8 @@
 
 Owns: how old the entries of a topic are and how many bytes they have, by a bounded number of marks,
 and the rule of retention. Imports: none. Pure. Times are `clock.elapsed_ms` of the process that
-serves the topic, which may be below 0 for what it did not see itself: only their differences mean
-anything, and no wall clock has a part in them. Source: Pulsar drops what all subscriptions have
+serves the topic, which may be below 0 for entries older than the process: only differences of times
+mean anything, and no wall clock is used. Source: Pulsar drops what all subscriptions have
 acknowledged once it is beyond the time limit or beyond the size limit. Invariants: never drops what
 a durable cursor has not acknowledged; never calls an entry older than it is (marks are thinned
 towards the younger side); an entry younger than the grace stays even if nothing asks to retain it,

@@ -1,13 +1,13 @@
 """Which chunks of messages a topic has stored.
 
-Owns: `SentChunk`, what makes a chunk the same as one before it, and `SentChunks`, where those of
-late lie. Imports: ledgers. Pure. A producer that loses its connection sends again whatever it has
-no receipt for, and so perhaps chunks that are stored. A consumer that finds the first chunks of a
-message twice gives the message up (the C++ client and those around it do), so that an acknowledged
-message is never seen. Invariants: a chunk is a repetition only if producer, sequence id, number and
-checksum are those of a stored one, so that a producer of the same name that numbers from 0 again is
-not mistaken; a state for a checkpoint holds durable chunks only; the one stored first is forgotten
-first.
+Owns: `SentChunk`, what makes a chunk the same as one before it, and `SentChunks`, the positions of
+recent ones. Imports: ledgers. Pure. A producer that loses its connection sends again whatever it
+has no receipt for, and so perhaps chunks that are stored. A consumer that finds the first chunks of
+a message twice gives the message up (the C++ client and those around it do), so that an
+acknowledged message is never seen. Invariants: a chunk is a repetition only if producer, sequence
+id, number and checksum are those of a stored one, so that a producer of the same name that numbers
+from 0 again is not mistaken; a state for a checkpoint holds durable chunks only; the one stored
+first is forgotten first.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ class EndAcks:
     """Commit: what the transaction holds on this subscription is acknowledged. Abort: it is to be
     delivered again.
 
-    A commit names it, as `PendingAck` does: a seek in the log may lie between a checkpoint and the
-    place where replay begins.
+    A commit names what was held, as `PendingAck` does: a seek in the log may lie between a
+    checkpoint and the place where replay begins.
     """
 
     txn: TxnId

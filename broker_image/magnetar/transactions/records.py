@@ -2,9 +2,9 @@
 
 Owns: the changes of its log and the state of its checkpoints, as plain values;
 `storage.transactions.coordinator_format` has their bytes. Imports: nothing. Pure. Source: PIP-31
-(states). Invariants: a change is durable before anything that depends on it leaves; applied in
-order, any changes since a state, also such as it has already, lead from it to the state that they
-led to when they were made.
+(states). Invariants: a change is durable before anything that depends on it leaves; replay is
+idempotent: changes applied in order to a state, including some that it already has, give the same
+final state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Single messages, for administrators who look into a topic.
 
-Owns: peeking at what a subscription has before it, examining a topic from either end, reading an
-entry by its id, the first id at a time, and the headers that tell an entry's metadata. Imports:
-topics, wire, client (codecs), errors. The payload is the body, uncompressed; a batch comes as a
-whole, with the number of its messages. Invariants: nothing is acknowledged and no cursor moves;
-whatever a client has put into its metadata leaves as headers that are valid.
+Owns: peeking at the entries that a subscription delivers next, examining a topic from either end,
+reading an entry by its id, finding the first id at a time, and the headers that carry an entry's metadata.
+Imports: topics, wire, client (codecs), errors. The payload is the body, uncompressed; a batch comes
+as a whole, with the number of its messages. Invariants: nothing is acknowledged and no cursor
+moves; whatever a client has put into its metadata becomes valid headers.
 """
 
 from __future__ import annotations

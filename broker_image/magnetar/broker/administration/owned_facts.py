@@ -2,8 +2,7 @@
 
 Owns: the owner's share of an explanation: since when, how far its log is, the topic's ledgers and
 cursors, which topics and subscriptions keep which log files. Imports: topics, storage formats,
-names. Invariants: nothing is read from storage that is not in memory, but indexes of log files; at
-most FILES_MAX of them are looked at.
+names. Invariants: only memory is read, and the indexes of at most FILES_MAX log files.
 """
 
 from __future__ import annotations

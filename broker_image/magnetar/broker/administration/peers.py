@@ -1,10 +1,10 @@
 """Admin requests from broker to broker.
 
 Owns: HTTP exchanges over the broker's network. Imports: h11, metadata, network, names, errors. Why
-not an HTTP client of its own kind: uvicorn brings h11, and connections are the broker's `Network`
-and TLS. Invariants: one request per connection, which the peer closes; an answer is bounded in size
-and time; a refusal keeps its reason and its status; a redirect is followed to a registered broker
-only, so that no other server sees a token of the cluster's.
+no HTTP client library: uvicorn brings h11, and connections go through the broker's `Network` and
+TLS. Invariants: one request per connection, which the peer closes; an answer is bounded in size and
+time; a refusal keeps its reason and its status; a redirect is followed to a registered broker only,
+so no other server sees the cluster's tokens.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Exchange(asyncio.BufferedProtocol):
 
 
 class Caller(Protocol):
-    """Who asks: a broker's context."""
+    """The broker that asks, by its context."""
 
     @property
     def store(self) -> MetadataStore:

@@ -1,8 +1,8 @@
 """What all parts of the broker's administration share.
 
-Owns: the broker of the moment, records changed by compare-and-swap, finding a topic's owner, acting
-on all partitions of a topic. Imports: metadata, names, errors. Invariants: a question that needs
-the owner of a topic and is asked elsewhere is refused with the owner's address (the application
+Owns: the current broker, records changed by compare-and-swap, finding a topic's owner, acting on
+all partitions of a topic. Imports: metadata, names, errors. Invariants: a request that needs a
+topic's owner and reaches another broker is refused with the owner's address (the application
 redirects); no change of a record is lost: a concurrent change is read before ours is written again.
 """
 

@@ -1,10 +1,10 @@
 """Transactions, as administrators see them.
 
-Owns: `TransactionFacts`: the coordinators there are, what they know of transactions, ending one by
-force, and what topics and subscriptions that are served here know of them. Imports: metadata, the
-coordinator's part in this process if it has one, peers. Source: Pulsar's TransactionsBase.
-Invariants: the coordinator that answers for a number to clients answers for it here; a coordinator
-that does not answer is named, not left out.
+Owns: `TransactionFacts`: the list of coordinators, what each knows of transactions, the forced end
+of a transaction, and what topics and subscriptions served here know of transactions. Imports:
+metadata, the coordinator's part in this process if it has one, peers. Source: Pulsar's
+TransactionsBase. Invariants: the coordinator that answers for a number to clients answers for it
+here; a coordinator that does not answer is named, not left out.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class RecoveredBundle:
 
 
 class OwnedBundle:
-    """One bundle from SERVING on: until its Owned record is committed it is the acquirer's."""
+    """One bundle from SERVING on. The acquirer holds it until its Owned record is committed."""
 
     def __init__(
         self,

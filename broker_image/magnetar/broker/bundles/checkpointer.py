@@ -1,10 +1,10 @@
 """Keeping recovery short.
 
-Owns: when a checkpoint is written and pointed to, and which sealed files a manifest takes in on the
-way. Imports: ownership rules, metadata. Invariants: it only saves work: a store or a
-volume in trouble delays it and harms nothing; nothing leaves the chain before the checkpoint that
-covers it is durable; one bundle is worked on by one task at a time, and of those with much to
-replay one after another.
+Owns: when a checkpoint is written, when the bundle's record points to it, and which sealed files
+the manifest takes in with it. Imports: ownership rules, metadata. Invariants: checkpoints only save
+work: a failing store or volume delays them and harms nothing; nothing leaves the chain before the
+checkpoint that covers it is durable; one task at a time works on a bundle, and bundles with much to
+replay are checkpointed one after another.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 
 
 class CheckpointWritten(NamedTuple):
-    """A checkpoint that was written and is to be pointed to: of `size` bytes, with what was
-    written when the bundle's count was `total`."""
+    """A written checkpoint of `size` bytes to which no record points yet. It has what was written
+    when the bundle's count was `total`."""
 
     pointer: CheckpointPointer
     total: int

@@ -1,9 +1,9 @@
 """Rolling the log on purpose.
 
 Owns: when this broker's log is rolled before it is full, and how long a recovery chain is. Imports:
-storage, metadata records. Invariants: concurrent wishes share one roll; a roll that would leave an
-almost empty file is not done; positions returned are starts of files, so everything before them is
-in sealed, indexed files.
+storage, metadata records. Invariants: concurrent requests share one roll; a roll that would leave
+an almost empty file is not done; positions returned are starts of files, so everything before them
+is in sealed, indexed files.
 """
 
 from __future__ import annotations

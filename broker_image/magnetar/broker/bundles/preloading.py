@@ -1,10 +1,10 @@
 """Reading a bundle ahead of its move.
 
-Owns: `Preloads`: when a record turns Releasing towards this broker it reads checkpoint, manifest
-and log while the source still serves, so that only the last moments are left to be read after
-RELEASE. Imports: storage by `log_scans`, recovery. Invariants: it only saves time: whatever fails
-or does not fit in the end is dropped, and recovery reads everything itself; nothing is taken in
-that is not durable for certain; at most one preload per bundle.
+Owns: `Preloads`: when a record becomes Releasing with this broker as destination, it reads
+checkpoint, manifest and log while the source still serves, so that only the last records are left
+to read after RELEASE. Imports: storage by `log_scans`, recovery. Invariants: it only saves time:
+whatever fails or does not fit in the end is dropped, and recovery reads everything itself; only
+records that are certainly durable are applied; at most one preload per bundle.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Owns: `SplitPlanner`, which reads the store, writes the children's manifests and checks that the
 namespace allows the split; `SplitPlan`, its outcome. Imports: metadata, storage (manifests),
-reading. Invariants: a plan is committed only if nothing it read has changed; a child lists every
-file of its parent's list that has entries of it, and no other that could be looked into: the
-collector keeps a file only for the bundles with entries in it.
+reading. Invariants: a plan is committed only if nothing it read has changed; a child lists each of
+its parent's files that has entries of the child, and no other file that could be examined: the
+garbage collector keeps a file only for the bundles with entries in it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class SplitRefused(NotAllowed):
 
 @dataclass(frozen=True, slots=True)
 class PlannedChild:
-    """What a child will be: its manifest is written, and current once the transaction is done
-    (`object` "": the parent has none)."""
+    """A future child. Its manifest is written, and becomes current by the transaction (`object` "":
+    the parent has none)."""
 
     name: BundleName
     manifest: Manifest

@@ -2,7 +2,7 @@
 
 Owns: `BundleWork`, at most one task per bundle that acquires, releases, divides or checkpoints it.
 Imports: events. Invariants: an error of such a task means that memory and log disagree, and ends
-this incarnation; after a task the bundle's record is looked at again, which may have changed during
+this incarnation; after a task the bundle's record is read again, since it may have changed during
 the work.
 """
 

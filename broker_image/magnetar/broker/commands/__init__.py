@@ -1,5 +1,5 @@
 """What clients ask of a broker.
 
-Owns: the commands of the protocol, by subject; `service` leads each to who answers it. Imports:
-wire, names, topics.
+Owns: the commands of the protocol, by subject; `service` passes each to the class that answers it.
+Imports: wire, names, topics.
 """

@@ -3,8 +3,8 @@
 Owns: ACK, REDELIVER and GET_LAST_MESSAGE_ID over a consumer session; ACKs in transactions are read
 by `transactions/acknowledging`. Imports: wire, topics. Invariants: an ACK with a request id is
 answered, also for a consumer that is not attached; a success leaves only after its cursor record is
-durable; ids of what does not exist (any more) are passed over; what one ACK, and all that a
-subscription acknowledges, may take is bounded.
+durable; ids of entries that do not exist (any more) are ignored; the cost of one ACK, and of all
+that a subscription acknowledges, is bounded.
 """
 
 from __future__ import annotations

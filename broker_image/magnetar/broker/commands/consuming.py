@@ -56,7 +56,7 @@ class TopicOpener(Protocol):
 
 
 class Consuming:
-    """Answers what is about a consumer as a whole."""
+    """Answers the commands about a consumer as a whole."""
 
     def __init__(self, context: BrokerContext, topics: TopicOpener) -> None:
         self._context, self._topics = context, topics

@@ -74,7 +74,7 @@ def addresses_of(
 
 
 class Lookups:
-    """Answers what is asked about topics before one is used."""
+    """Answers the commands that clients send before they use a topic."""
 
     def __init__(
         self, context: BrokerContext, ownership: Ownership, partitioning: Partitioning

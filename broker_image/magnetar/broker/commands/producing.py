@@ -23,7 +23,7 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 
 class Producing:
-    """Answers what is about a producer as a whole; SEND goes straight to its topic."""
+    """Answers the commands about a producer as a whole; SEND goes straight to its topic."""
 
     def __init__(self, context: BrokerContext, topics: TopicOpener, consuming: Consuming) -> None:
         self._context, self._topics, self._consuming = context, topics, consuming

@@ -1,9 +1,9 @@
-"""What a broker answers.
+"""The commands that a broker answers.
 
 Owns: which part answers which command (SEND and FLOW aside: `connection` handles those at speed),
 refusals, back-pressure by the disk, opening topics. Imports: wire, names, errors. Invariants: every
 request gets exactly one answer, a typed refusal if it cannot be done; a request that waits never
-holds up others of its connection.
+delays others of its connection.
 """
 
 from __future__ import annotations

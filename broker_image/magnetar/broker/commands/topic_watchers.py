@@ -3,8 +3,7 @@
 Owns: the lists that clients watch, one per namespace and pattern however many watch it, and the
 order of each watcher's updates. Imports: topics.topic_list, wire, the registry. Invariants: a
 watcher gets SUCCESS first and every change of its list after that, once, in order; the hash covers
-the whole list; concurrent changes are sent together; a watcher ends with its
-connection.
+the whole list; concurrent changes are sent together; a watcher ends with its connection.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The end of transactions at their participants.
 
-Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, which coordinators send, the
-look-up of participants, and `OwnParticipants`, by which the coordinator of a standalone server
-does without these commands. Imports: wire, names, errors. Invariants: an answer leaves when the end
-is durable; that a topic or subscription does not exist is said only by the owner of its bundle,
-while it serves it, with its claim looked for and its log durable after it was asked: its
-coordinator takes that for the end.
+Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, which coordinators send, the look-up of
+participants, and `OwnParticipants`, by which the coordinator of a standalone server does without
+these commands. Imports: wire, names, errors. Invariants: an answer leaves when the end is durable;
+only the owner of a bundle answers that a topic or subscription does not exist, while it serves the
+bundle, and after it has checked its claim and flushed its log since the request: the coordinator
+takes that answer for the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Producers that one connection has had.
 
-Owns: `ClosedProducers`: whose late SENDs are ignored, and the refusal of the next PRODUCER of an
-id. Imports: asyncio. Invariants: an id counts as closed for `FORGOTTEN_SENDS_S`; closing
-one costs no more however many were closed; memory is bounded.
+Owns: `ClosedProducers`: the producers whose late SENDs are ignored, and the refusal of the next
+PRODUCER of an id. Imports: asyncio. Invariants: an id counts as closed for `FORGOTTEN_SENDS_S`;
+closing one costs no more however many were closed; memory is bounded.
 """
 
 from __future__ import annotations

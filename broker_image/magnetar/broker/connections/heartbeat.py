@@ -1,9 +1,9 @@
 """Whether a peer is still there.
 
-Owns: keep-alive of one connection, and two questions, asked when it matters now: whether the peer
-answers, and when it has read what was sent. Imports: asyncio, wire, settings. Invariants: silence
-counts only while the peer is read; bytes that may have arrived while it was not count as a sign of
-life; a peer answers PINGs in order, behind its earlier commands, and commands are handled in order.
+Owns: keep-alive of one connection, and two checks on demand: whether the peer answers, and when it
+has read what was sent. Imports: asyncio, wire, settings. Invariants: silence counts only while the
+peer is read; bytes that may have arrived while it was not count as a sign of life; a peer answers
+PINGs in order, behind its earlier commands, and commands are handled in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 class Heartbeat:
-    """PINGs of one connection, and what follows if nothing comes back."""
+    """PINGs of one connection, and its end if no answer comes."""
 
     __slots__ = ("_answered", "_asked", "_connection", "_probe", "_readers", "_received", "_timer")
 

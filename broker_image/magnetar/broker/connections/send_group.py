@@ -2,9 +2,8 @@
 
 Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none;
 `SendCollector`, which makes groups of a read's SENDs and refuses malformed ones. Imports: wire,
-storage.log.format, ports, settings.
-Invariants: the lists have one element per entry, in the order of the SENDs; entries are views of
-the receive buffer, valid until the next read.
+storage.log.format, ports, settings. Invariants: the lists have one element per entry, in the order
+of the SENDs; entries are views of the receive buffer, valid until the next read.
 """
 
 from __future__ import annotations

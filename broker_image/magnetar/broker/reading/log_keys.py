@@ -1,9 +1,9 @@
 """Keys of sealed log files.
 
-Owns: `logs/<incarnation>/<n>`, the store's note of whose bundles a sealed file holds. Imports:
-metadata, names, storage's names of files. Invariants: a roll never waits for the store: the key
-follows when the store answers; a file without a key is never deleted; the owner of a file, and the
-garbage collector for a dead one, write the same key.
+Owns: `logs/<incarnation>/<n>`, the store's record of the bundles that have entries in a sealed
+file. Imports: metadata, names, storage's names of files. Invariants: a roll never waits for the
+store: the key follows when the store answers; a file without a key is never deleted; the owner of a
+file, and the garbage collector for a dead one, write the same key.
 """
 
 from __future__ import annotations

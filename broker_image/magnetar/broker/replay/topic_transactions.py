@@ -2,9 +2,10 @@
 
 Owns: `TopicTransactions`: the buffer, where its open entries lie, and pending acknowledgements by
 subscription; how records of the log change them and the partition with them, live and in replay.
-Imports: transactions, topics, storage formats, sidecar. Invariants: made with the topic's first
-use; what a commit makes entries of the partition is found through the topic's own index, by the
-bytes that the sidecar has; replaying what a checkpoint holds already changes nothing.
+Imports: transactions, topics, storage formats, sidecar. Invariants: created when the topic is first
+used with transactions; entries that a commit adds to the partition are found through the topic's
+own index, which leads to their bytes in the sidecar; replaying what a checkpoint holds already
+changes nothing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Owns: putting the routes together; probes, metrics, lookup and status. Imports: FastAPI,
 administration, the routes by resource. Invariants: no handler raises anything but `MagnetarError`
-for what a peer can cause; what a path means never depends on the order of registration, but that a
-fixed word is matched before a name.
+for what a peer can cause; the meaning of a path does not depend on the order of registration,
+except that a fixed word is matched before a name.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Owns: `/openapi.json`, and `/docs`, made from it. Imports: FastAPI. Why: clusters without access to
 the Internet have no use for a page that loads scripts from elsewhere. Invariants: one page without
 scripts or outside assets; every route of the document is on it, with what it does and takes; both
-are written once, when they are asked for first: they are open to every peer, and take some 50 ms
-each.
+are made once, at the first request: they are open to every peer, and take some 50 ms each.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Index and broker time of entries, as Pulsar's broker entry metadata shows them.
 
 Owns: `EntryMetadata`, which says of any entry of one topic how many messages come before it and
-when the broker took it. Imports: wire. Source: Pulsar's AppendIndexMetadataInterceptor and
+when the broker received it. Imports: wire. Source: Pulsar's AppendIndexMetadataInterceptor and
 AppendBrokerTimestampMetadataInterceptor (PIP-70): the index of an entry is that of its last
-message. Invariants: nothing of this is stored with an entry, whose bytes stay its client's: the
-topic counts its messages, and storage has how many each entry holds and when it came. So entries
-have an index from the topic's first one on, whenever the setting was switched on.
+message. Invariants: none of this is stored with an entry, whose bytes stay as the client sent them:
+the topic counts its messages, and storage has each entry's number of messages and append time. So
+entries have an index from the topic's first one on, whenever the setting was switched on.
 """
 
 from __future__ import annotations

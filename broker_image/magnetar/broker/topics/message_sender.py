@@ -1,7 +1,7 @@
 """Messages on their way from a topic to its consumers.
 
 Owns: `MessageSender`: deliveries as MESSAGE commands on their consumers' connections, and the
-counters of both. Imports: ports, topics, wire. Invariant: what is counted was queued before.
+counters of both. Imports: ports, topics, wire. Invariant: a message is counted after it was queued.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class _UnstoredSender(MessageSender):
 
 
 class NonPersistentSubscription(SubscriptionHost):
-    """A subscription that has what its consumers take at once, and nothing else."""
+    """A subscription that delivers what its consumers take at once, and stores nothing."""
 
     def pass_on(
         self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int]

@@ -3,8 +3,8 @@
 Owns: `TopicLimits`, which every creation of topics asks for room. Imports: errors, names,
 topics.topic_list, settings, the registry, policies. Pulsar leaves out system topics, and so does
 the policy here; the setting counts all. Invariants: partitions are counted one by one; topics that
-are being created here count already, those of other brokers as soon as the mirror has them, so that
-brokers which create at the same moment may pass a limit by what each of them has under way.
+are being created here count already, those of other brokers once the mirror has them. So brokers
+that create topics at the same moment may exceed a limit by what each has under way.
 """
 
 from __future__ import annotations

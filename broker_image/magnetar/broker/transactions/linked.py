@@ -1,11 +1,11 @@
 """Entries of a sidecar in sealed files.
 
-Owns: which of them are alive, which entries of the partition they are, and up to where segments
-have all of these. Imports: topic_host, storage formats. Invariants: a run is of one transaction, so
-it is wholly waiting, committed or void; what was committed has the ids behind its marker, and lives
-as long as the partition has these; it goes into segments only behind whatever was published plainly
-before its marker: a job, which reads files without the log, finds no entry whose
-predecessors are missing.
+Owns: which of them are alive, which entries of the partition they became, and up to which position
+segments have all of these. Imports: topic_host, storage formats. Invariants: a run is of one
+transaction, so it is wholly waiting, committed or void; what was committed has the ids behind its
+marker, and lives as long as the partition has these; it goes into segments only after everything
+that was published without a transaction before its marker: so a job, which reads files without the
+log, finds no entry whose predecessors are missing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class SidecarShare(NamedTuple):
-    """What files have of a topic's sidecar: bytes of what they are needed for, and whether some
-    of it cannot be rewritten yet."""
+    """What files have of a topic's sidecar: bytes of the entries for which they are needed, and
+    whether some of these cannot be rewritten yet."""
 
     live_bytes: int
     pinned: bool

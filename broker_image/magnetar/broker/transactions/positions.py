@@ -1,8 +1,9 @@
 """Message ids that clients have of transactions.
 
-Owns: what a message id means that may be of a receipt in a transaction, which names an entry of the
-sidecar. Imports: transactions, topics. Invariants: an id of the partition means itself; of an open
-or aborted transaction nothing exists: its place is behind the last entry before it.
+Owns: the meaning of a message id that may come from a receipt in a transaction, which names an
+entry of the sidecar. Imports: transactions, topics. Invariants: an id of the partition means
+itself; an entry of an open or aborted transaction does not exist: its id means the place behind the
+last entry before it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """SENDs that name a transaction.
 
-Owns: what becomes of them: judged one by one, into the sidecar, receipts. Imports: transactions,
-wire, errors. Source: PIP-31: a marker seals its transaction, so that what comes behind it is
-refused. Invariants: answers leave in the order of the SENDs; a receipt, which names the place in
-the sidecar, leaves when the entries and the record that says whose they are are durable; nothing of
-it is delivered before its transaction commits.
+Owns: the verdict on each, the way into the sidecar, and the receipts. Imports: transactions, wire,
+errors. Source: PIP-31: a marker seals its transaction, so that what comes behind it is refused.
+Invariants: answers leave in the order of the SENDs; a receipt, which names the place in the
+sidecar, leaves when the entries, and the record that names their transaction, are durable; nothing
+of it is delivered before its transaction commits.
 """
 
 from __future__ import annotations

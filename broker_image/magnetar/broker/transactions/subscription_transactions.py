@@ -1,11 +1,11 @@
 """Transactions on one subscription that is served here.
 
 Owns: driving `PendingAcks`: what it decides becomes a record of the log, and is answered when that
-is durable; redelivery after an abort; the end of forgotten transactions. Imports:
-transactions, storage formats. Source: PIP-31. Invariants: what could not be written is refused
-before anything is held or ended; nothing of a topic that is leaving changes; an end takes effect at
-once, as its coordinator's decision is durable, and whatever follows from it lies behind it in the
-log; a consumer that leaves changes nothing of what its transactions hold.
+is durable; redelivery after an abort; the end of forgotten transactions. Imports: transactions,
+storage formats. Source: PIP-31. Invariants: what could not be written is refused before anything is
+held or ended; nothing changes in a topic that is being unloaded; an end takes effect at once, since
+its coordinator's decision is durable, and records that follow from it lie behind it in the log; a
+consumer that leaves changes nothing of what its transactions hold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one round of manifest compaction knows of its bundle.
 
 Owns: `RoundView`: which entries of listed log files and segments are alive, and which of them
-segments may take; how the bundle's memory is relieved of what the manifest knows. Imports: storage
+segments may take; how the bundle forgets in memory what the manifest lists. Imports: storage
 formats, topics, transactions. Pure but for `forget_runs`. Invariants: what is alive is what the
 bundle's topics say; a transaction that stays open keeps its own entries in their log file, and
 nothing else.

@@ -5,7 +5,7 @@ deletion of unused topics and subscriptions; and the same on demand. Imports: to
 Invariants: ages are time that the owners of a topic saw pass (`clock.elapsed_ms`), so a wall clock
 that jumps expires, drops and deletes nothing; nothing younger than its time to live is expired;
 nothing is dropped that a durable subscription, the retention or a compacted view needs; a topic
-that is leaving is left alone; one topic's failure does not delay the others.
+that is being unloaded is skipped; one topic's failure does not delay the others.
 """
 
 from __future__ import annotations

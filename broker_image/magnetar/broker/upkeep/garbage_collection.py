@@ -3,12 +3,12 @@
 Owns: the garbage collector: a broker deletes files of its own log, the leader those of dead
 incarnations. Imports: metadata, storage (the judgement is `storage.gc`), siblings. Invariants: a
 log file of a living incarnation is deleted by that incarnation alone; files are listed before the
-facts are read that decide about them; what was replaced stays for `replaced_kept_s`.
+facts that decide about them are read; what was replaced stays for `replaced_kept_s`.
 
 A restored store needs no deleted file: its records come from the logs' own copies, which are
 durable before a file is given up. A restore may return to a superseded manifest that it finds after
-it has fenced every incarnation: what one lists is deleted only after that manifest, and by an
-incarnation that has seen its own claim after that.
+it has fenced every incarnation: the files that it lists are deleted only after that manifest, and
+by an incarnation that has seen its own claim after that.
 """
 
 from __future__ import annotations

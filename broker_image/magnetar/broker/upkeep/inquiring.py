@@ -211,8 +211,8 @@ class Inquiries:
 
 
 class _Round:
-    """Asks ASKED_AT_ONCE_MAX questions at a time; a coordinator that does not answer is asked no
-    more, one that refuses a question is."""
+    """Asks ASKED_AT_ONCE_MAX questions at a time; a coordinator that does not answer is not asked
+    again; one that refuses a question is."""
 
     outcomes = "open", "ending", "forgotten", "unbegun", "gone", "refused", "unanswered"
 

@@ -2,8 +2,8 @@
 
 Owns: `ObjectCollector`, the leader's round over objects, intents and records of bundles that are
 over. Imports: metadata, storage (the judgement is `storage.gc`), siblings. Invariants: objects are
-listed before the facts are read that decide about them; an intent goes before the files it stands
-for; what a superseded manifest lists is deleted only after that manifest, and by an incarnation
+listed before the facts that decide about them are read; an intent is deleted before its files; the
+files that a superseded manifest lists are deleted only after that manifest, and by an incarnation
 that has seen its own claim after that.
 """
 

@@ -2,14 +2,13 @@
 
 Owns: multi-version keys, compare-and-swap transactions, leases and the bounded history of changes
 that watches read from. Imports: errors, metadata.store, bisect. Pure: no I/O, no time (`now` is
-passed in, seconds of `Clock.boottime`), no chance. Invariants:
+passed in, seconds of `Clock.boottime`), no randomness. Used by the in-memory store, by the embedded
+store (which writes each `Change` down) and by the simulation. Invariants:
 - `apply` is the only method that changes keys, and the same changes in the same order always give
-  the same state: a journal of
-  `Change` values after a `Snapshot` *is* the store;
+  the same state: a journal of `Change` values after a `Snapshot` *is* the store;
 - the revision grows by one per change, and each change is one batch of the history;
 - a key bound to a lease exists only while the lease does (until `orphaned_leases` of a restored
-  store have been revoked). Used by the in-memory store, by the embedded store (which writes each
-  `Change` down) and by the simulation.
+  store have been revoked).
 """
 
 from __future__ import annotations

@@ -6,16 +6,15 @@ little-endian: a file header {magic, version, salt, CRC}, then frames {marker, p
 number, CRC, payload}. Frame 0 is a snapshot; every later frame holds the changes of one group
 commit. A CRC-32C covers length, number and payload and starts from the salt. Invariants:
 - a frame is written only after the previous one was flushed. So an invalid frame with a valid one
-  behind it is damage to
-  acknowledged data and is refused; an invalid frame with nothing valid behind it was never
-  acknowledged and is cut;
+  behind it is damage to acknowledged data and is refused; an invalid frame with nothing valid
+  behind it was never acknowledged and is cut;
 - the file appears, and is replaced by a shorter one, by a single rename: header and snapshot are
   never torn;
 - nothing is reported durable before `fdatasync` returned; after a failed write or flush the file is
-  not touched again, except that a write
-  for which there is no space takes it from the reserve beside the file, and waits once nothing is
-  left of that. The reserve is larger than what is appended until the file is replaced by a
-  snapshot, which gives the space back: the journal continues on a full disk.
+  not touched again. A write for which there is no space is the exception: it takes space from the
+  reserve beside the file, and waits once the reserve is used up. The reserve is larger than what is
+  appended until a snapshot replaces the file, which gives the space back: the journal continues on
+  a full disk.
 """
 
 from __future__ import annotations

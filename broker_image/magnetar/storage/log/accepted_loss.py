@@ -1,9 +1,10 @@
 """Accepting that the end of a log is lost.
 
 Owns: `accept_loss`, for an operator who cannot bring missing or damaged parts back. Imports:
-errors, volume, names, fencing's siblings. Invariants: nothing is accepted of an incarnation that
-may live; what is intact before the loss is kept; the seal that says so comes after the fences, so
-nothing is acknowledged behind it; it holds permanently, also if what was missing comes back.
+errors, volume, names, fencing's siblings. Invariants: no loss is accepted of an incarnation that
+may live; what is intact before the loss is kept; the seal that records the loss comes after the
+fences, so nothing is acknowledged behind it; it holds permanently, also if what was missing comes
+back.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Format of log files, version 1: file header and blocks.
 
-Owns: what frames the records of a log. Imports: errors, crc32c, volume. Pure.
-A file is a header page of 4096 bytes, then blocks back to back, then zeros. A block is one group
-commit: a header of 40 bytes, then records (`log/format.py`). All numbers are little-endian.
-Invariants: a block's CRC-32C is seeded with the incarnation and the file's number and covers its
-own offset, so bytes of another place, or of an earlier incarnation of the file, never pass;
-released versions are never edited.
+Owns: what frames the records of a log. Imports: errors, crc32c, volume. Pure. A file is a header
+page of 4096 bytes, then blocks back to back, then zeros. A block is one group commit: a header of
+40 bytes, then records (`log/format.py`). All numbers are little-endian. Invariants: a block's
+CRC-32C is seeded with the incarnation and the file's number and covers its own offset, so bytes of
+another place, or of an earlier incarnation of the file, never pass; released versions are never
+edited.
 """
 
 from __future__ import annotations

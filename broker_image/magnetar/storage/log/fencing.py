@@ -1,12 +1,12 @@
 """Taking over from another incarnation.
 
 Owns: removing a claim, and sealing what its incarnation has written. Imports: errors, volume,
-names, seals, recovery. Invariants: the claim is gone durably, and the log ended where that takes
-more, before any length is read, so whatever its owner acknowledged was on storage before and lies
-below the length found; a length is published only after everything below it is durable; any number
-of new owners and a live former owner may do this concurrently and repeatedly, with the same
-outcome; a file that is shorter than it is known to have been is neither fenced nor sealed, so that
-what is missing may be brought back.
+names, seals, recovery. Invariants: the claim is removed durably, and the log is ended where that
+takes a further step, before any length is read, so whatever its owner acknowledged was on storage
+before and lies below the length found; a length is published only after everything below it is
+durable; any number of new owners and a live former owner may do this concurrently and repeatedly,
+with the same outcome; a file that is shorter than its known length is neither fenced nor sealed, so
+that what is missing may be brought back.
 """
 
 from __future__ import annotations

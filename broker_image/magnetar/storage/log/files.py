@@ -4,8 +4,8 @@ Owns: `LogFile`, one that is or was written, and `LogFiles`, which creates them:
 ones that were set aside, or short ones where there is no room for a whole one. Imports: clock,
 errors, space, volume, storage formats. Invariants: a file is changed only while no name but its own
 spare one leads to it; what an earlier incarnation left in it fails every CRC, whose start differs
-between any two files; what cannot be recycled is created again, so recycling never stands in the
-way of the log; while space is short nothing is kept for later.
+between any two files; where no file can be recycled one is created, so recycling never blocks the
+log; while space is short nothing is kept for later.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Owns: `Space`, the two states of a log on a disk that fills up, and how both end. Imports: asyncio,
 structlog, errors, volume.
   short    there is no room for a whole log file, or the reserve is not whole: nothing may be
-  published. Everything else continues: cursors, trims,
-           deletions, checkpoints, seals and a start use what is left and then the reserve.
+           published. Everything else continues: cursors, trims, deletions, checkpoints, seals and a
+           start use what is left and then the reserve.
   stalled  even the reserve is used up: appends wait until there is space.
 Invariants: stalled implies short; `short` ends only once the reserve is whole and there is room for
 more than one whole file, so it does not come and go with every file that is deleted.

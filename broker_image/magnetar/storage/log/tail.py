@@ -39,8 +39,8 @@ StartTask = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
 class LogTail:
-    """`failed` says whether the log acknowledges nothing any more, `gives_up` whether it also waits
-    for no space. `start` runs a seal in the background and fails the log with it."""
+    """`failed`: whether the log acknowledges nothing any more. `gives_up`: whether it does not wait
+    for space either. `start` runs a seal in the background and fails the log with it."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 Owns: the objects `backups/<restore number>-<revision>`. Imports: metadata.backup, volume, names.
 Invariants: sorted names are in the order of the copies; a copy is never changed; only the newest
-ones are kept; the store learns of a copy before it is there, so that storage never has one that an
+ones are kept; the store records a copy before the copy is written, so storage never has one that an
 intact store does not know.
 """
 

@@ -41,7 +41,7 @@ Files = dict[tuple[str, SealedFile], list[Said]]
 
 
 class _Damaged(CorruptData):
-    """A sealed file is not what it was; `before` is what it says before that."""
+    """A sealed file is damaged; `before` is what it says before the damage."""
 
     def __init__(self, message: str, before: list[Said]) -> None:
         super().__init__(message)
@@ -64,8 +64,7 @@ class LogFacts:
     """What sealed logs say.
 
     `releases` are the ends of RELEASE records by (bundle, epoch); `topics` says whether a topic was
-    there last; `lost` has the number of the file in which a log continues, by its seals, and that
-    is not there.
+    there last; `lost` has the number of a missing file in which a log continues by its seals.
     """
 
     sealed: Mapping[str, Sequence[SealedFile]]

@@ -6,9 +6,9 @@ names, formats. Pure: facts in, keys out.
 
 Why it loses nothing. An owner writes a copy of its bundle's record into its log before anything
 else of a term, and before each checkpoint that it points to; both are durable before anything is
-acknowledged on top, or let go of because of them. So the newest copy of a bundle names a checkpoint
-and a chain that hold all that was acknowledged, whatever the store's record said last; a term
-without a copy has acknowledged nothing. Whatever a backup says of a bundle is at most as new,
+acknowledged on top of them, or deleted because of them. So the newest copy of a bundle names a
+checkpoint and a chain that hold all that was acknowledged, whatever the store's record said last; a
+term without a copy has acknowledged nothing. Whatever a backup says of a bundle is at most as new,
 unless the bundle has no copy of that term: then nothing came of the term.
 
 Invariants: a bundle is never begun again while anything says that it had contents; of two bundles

@@ -1,10 +1,10 @@
 """How often the metadata store of this storage was restored.
 
-Owns: the numbered objects `cluster/restore/<n>`, by which epochs, and so message ids, grew even
-over a store that begins again. Imports: volume, names, document, clock, metadata.records.
-Invariants: the number only grows, up to RESTORES_MAX, and is durable before anything is written to
-the restored store; of concurrent restores each gets a number of its own, and only the highest one's
-cluster record is accepted by brokers.
+Owns: the numbered objects `cluster/restore/<n>`, by which epochs, and so message ids, grow even if
+a store begins again. Imports: volume, names, document, clock, metadata.records. Invariants: the
+number only grows, up to RESTORES_MAX, and is durable before anything is written to the restored
+store; of concurrent restores each gets a number of its own, and only the highest one's cluster
+record is accepted by brokers.
 """
 
 from __future__ import annotations

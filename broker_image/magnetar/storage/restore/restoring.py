@@ -1,8 +1,8 @@
-"""Giving storage a metadata store again.
+"""Restoring the metadata store from storage.
 
 Owns: the acts around `rebuilding`: raise the restore number, end every incarnation, read logs and
 manifests, write the store. Imports: storage and metadata siblings, clock. Invariants: brokers serve
-until the restore number is raised and they are fenced; read before that is only what never changes.
+until the restore number is raised and they are fenced; only what never changes is read before that.
 The number is raised before anything else is read, so no broker joins concurrently or with what the
 store said before; epochs under it are above every epoch in storage; the cluster's record is written
 last, so a restore that was interrupted is noticed by every broker, and simply done again; with a

@@ -1,7 +1,7 @@
 """Format of level-1 segments, version 1: blocks, footer, trailer.
 
-Owns: the bytes of a segment. Imports: errors, crc32c, arrays. Pure; no Arrow, whose buffers the
-columns are nevertheless. A segment is blocks back to back, then the footer (a description as JSON,
+Owns: the bytes of a segment. Imports: errors, crc32c, arrays. Pure; without Arrow, although the
+columns are Arrow buffers. A segment is blocks back to back, then the footer (a description as JSON,
 one fixed entry per block), then a trailer of 48 bytes. A block is a header of 64 bytes, then
 columns, each padded to 8 bytes: payload offsets and key offsets (int32, one more than rows),
 ledger, entry, event time, publish time, append time (int64), message count and flags (uint32), the
@@ -262,7 +262,7 @@ class Block:
 
 
 class RunColumns(NamedTuple):
-    """Consecutive entries of one ledger as they lie in a log, without a look into any of them."""
+    """Consecutive entries of one ledger as they lie in a log, none of them parsed."""
 
     ledger: int
     first_entry: int

@@ -45,8 +45,8 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Log files to take off the list without more ado, those to rewrite first, and those that
-    stay: only what can be is rewritten of them."""
+    """Log files to remove from the list at once, those to rewrite first, and those that stay
+    listed, of which only a part can be rewritten."""
 
     drop: tuple[LevelZero, ...]
     rewrite: tuple[LevelZero, ...]
@@ -192,8 +192,8 @@ class LevelOneRewrite:
     `topics` change. `intent` "" wrote nothing.
 
     Of the files in `partly` only a part was rewritten: they stay, and must still be listed. `epoch`
-    is the term that judged what is alive: it knows nothing of what later terms wrote, and to
-    it that looks like trimmed.
+    is the term that judged what is alive: it does not know what later terms wrote: that would look
+    trimmed.
     """
 
     intent: str

@@ -90,8 +90,7 @@ class SegmentWriter:
 
 
 class RunSegmentWriter:
-    """As `SegmentWriter`, for runs of entries that are taken over as they are, without a look
-    into each."""
+    """As `SegmentWriter`, for runs of entries that are copied as they are, without parsing each."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         self._description = dict(description)

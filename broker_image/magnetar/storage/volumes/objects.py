@@ -1,13 +1,13 @@
 """Stores that keep whole objects under names.
 
-Owns: the `ObjectStore` protocol, which says for certain what has happened; the `ObjectClient`
-protocol, single requests to a service that often cannot; and `RetryingObjects`, which makes the
-first of the second. Imports: asyncio, clock, errors, outage, volume. Source: S3's
-conditional writes: 412 means that another put was first, 409 that it was not decided, no answer
-means nothing at all. Invariants: an object never changes once it is there; of many puts of one key
-exactly one returns True, whatever was lost or repeated on the way: a put that finds the key taken
-looks whether it was its own attempt, by the mark that no other put carries; a request is repeated
-for `OUTAGE_S_MAX`, at the pace that all requests of the process share.
+Owns: the `ObjectStore` protocol, whose answers are certain; the `ObjectClient` protocol, single
+requests whose outcome may stay unknown; and `RetryingObjects`, which implements the first by the
+second. Imports: asyncio, clock, errors, outage, volume. Source: S3's conditional writes: 412 means
+that another put was first, 409 that it was not decided, no answer means nothing at all. Invariants:
+an object never changes once it is there; of many puts of one key exactly one returns True, whatever
+was lost or repeated on the way: a put that finds the key taken checks, by a mark that no other put
+carries, whether its own earlier attempt succeeded; a request is repeated for `OUTAGE_S_MAX`, at the
+pace that all requests of the process share.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: `SlotCache`. Imports: nothing. Why: a takeover reads a log twice, to seal it and to replay it;
 one that was written in small commits has one object per commit. Invariants: slots never change, so
-what is held is right; it is bounded in bytes.
+a cached one is always valid; the cache is bounded in bytes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ to.
 
 Owns: the header of a slot. Imports: errors, crc32c, volume. Pure. A slot is a header of 64 bytes,
 then a part of the log file: its header page in slot 0, one block in each further one. A fence is a
-header alone, so a list of sizes shows which slots are fences. All numbers are
-little-endian. Invariant: the CRC-32C over the header is seeded with incarnation and file, so that a
-slot of another place never passes.
+header alone, so a list of sizes shows which slots are fences. All numbers are little-endian.
+Invariant: the CRC-32C over the header is seeded with incarnation and file, so that a slot of
+another place never passes.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Volume(Protocol):
 
 @runtime_checkable
 class Recycling(Protocol):
-    """What a volume may offer besides: a new log file out of a dead one, which saves the zeros."""
+    """Optional: a new log file out of a dead one, which saves writing zeros."""
 
     async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
         """Give the log file `name` the new name `spare`, durably; False and no change if it is
@@ -132,8 +132,8 @@ class Recycling(Protocol):
 
 @runtime_checkable
 class Reserving(Protocol):
-    """What a volume with a limited size offers besides: space kept for everything but whole log
-    files, used when there is none left."""
+    """Optional, of a volume with a limited size: space kept for everything but whole log files,
+    used when there is none left."""
 
     async def has_room(self, size: int) -> bool:
         """Whether so many bytes are free now, without the reserve. Raises StorageError."""
@@ -152,8 +152,8 @@ class Reserving(Protocol):
 
 @runtime_checkable
 class WholeAppends(Protocol):
-    """What a volume may offer besides: of an append there is all or nothing, so the end of a log
-    is known without reading it."""
+    """Optional: an append is stored as a whole or not at all, so the end of a log is known without
+    reading it."""
 
     async def appended_length(self, name: str) -> int:
         """Where the last append to a log file ended. Raises FileNotFoundError, StorageError;

@@ -51,7 +51,7 @@ class ChunkTrait:
 
 
 class EntryTraits(NamedTuple):
-    """What a client wrote about an entry that decides to whom it goes, and when.
+    """What a client wrote about an entry that decides its consumer and its delivery time.
 
     `key_hash` is the Murmur3 of its key, 0..0x7fffffff (-1: not asked for); `deliver_at_ms` is
     wall-clock time, 0 = at once.
@@ -213,8 +213,8 @@ class Consumer:
 
 
 class CursorView(Protocol):
-    """What dispatchers ask a cursor: the cursor itself, or one from which what must not be
-    delivered is taken out."""
+    """A cursor as dispatchers see it: the cursor itself, or a view without what must not be
+    delivered."""
 
     @property
     def mark_delete(self) -> int: ...

@@ -1,11 +1,11 @@
 """Unacknowledged entries that dispatch must not deliver.
 
-Owns: `DeliveryView`, a subscription's cursor with what pending acknowledgements of transactions
-hold taken out. Imports: cursor, intervals. Pure. Source: PIP-31 (PENDING_ACK: not delivered, not
-redelivered; a normal acknowledgement of it is dropped; only the transaction's end changes it).
-Invariants: an entry is hidden if it is deferred as a whole, or if each message of it is deferred or
-acknowledged; what the view shows is what the cursor shows less that. A subscription has a view
-while something is deferred: all others pay nothing.
+Owns: `DeliveryView`, a subscription's cursor without what pending acknowledgements of transactions
+hold. Imports: cursor, intervals. Pure. Source: PIP-31 (PENDING_ACK: not delivered, not redelivered;
+a normal acknowledgement of it is dropped; only the transaction's end changes it). Invariants: an
+entry is hidden if it is deferred as a whole, or if each message of it is deferred or acknowledged;
+the view shows what the cursor shows, without hidden entries. A subscription has a view while
+something is deferred: all others pay nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to a transaction coordinator, and what it has its host do.
+"""Events of a transaction coordinator, and the effects that its host carries out.
 
 Owns: events and effects of `coordinator.CoordinatorCore`. Imports: errors, records. Pure.
 Invariant: they are values: what was handled can be handled again in a test.
@@ -15,8 +15,8 @@ from magnetar.transactions.records import Action, Change, Participant
 
 
 class Caller(NamedTuple):
-    """Who asks: the authenticated principal ("" without security), and whether it may act on
-    everybody's transactions."""
+    """The caller: its authenticated principal ("" without security), and whether it may act on all
+    transactions."""
 
     principal: str = ""
     superuser: bool = True

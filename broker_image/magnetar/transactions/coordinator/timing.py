@@ -1,8 +1,8 @@
-"""What of transactions waits for time.
+"""Deadlines and remembered outcomes of transactions.
 
 Owns: `Deadlines` of open transactions, `Outcomes` of ended ones. Imports: transaction, records.
 Pure. Invariants: stale deadlines are no more than twice the unfinished transactions, and
-OVER_HELD_MAX; of outcomes the one that is forgotten first is dropped first.
+OVER_HELD_MAX; beyond the limit, the outcome that would be forgotten first is dropped first.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ dedup). Invariants: `append`, `commit` and `abort` return changes for the log, a
 them, in the same order, once they are durable: states for checkpoints hold confirmed changes only,
 verdicts use all; ids of the sidecar are given once; an ended transaction stays ended; applying
 changes that a state holds already changes nothing. The host writes an `Append` behind its entries:
-entries without it belong to no transaction, while it without them would make a repetition a
-duplicate of missing entries.
+entries without an `Append` belong to no transaction; an `Append` without its entries would make a
+repetition a duplicate of missing entries.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Conflicts between acknowledgements of transactions.
 
 Owns: `Held`, what one transaction holds of a subscription, and `Conflicts`, which refuses what
-another one holds, or what is acknowledged. Imports: errors, topics, ids. Pure. Source: PIP-31
-(PENDING_ACK). Invariant: nothing is changed here but the `Held` that is asked.
+another transaction holds, or what is acknowledged already. Imports: errors, topics, ids. Pure.
+Source: PIP-31 (PENDING_ACK). Invariant: nothing is changed here but the `Held` that is asked.
 """
 
 from __future__ import annotations

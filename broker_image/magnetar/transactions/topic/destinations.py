@@ -1,8 +1,8 @@
 """What became of sidecar entries.
 
-Owns: `Destinations`: the partition's entries that they are, or the place where they would have
-been, in both directions. Imports: participant_records, links, translations. Pure. Invariant:
-nothing before the partition's first position is kept.
+Owns: `Destinations`, a map in both directions: from a sidecar entry to the partition's entry that
+it became, or to the place where it would have been. Imports: participant_records, links,
+translations. Pure. Invariant: nothing before the partition's first position is kept.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class IdSet:
 
 
 class _Coordinator:
-    """What one coordinator's transactions have come to."""
+    """Outcomes of one coordinator's transactions."""
 
     __slots__ = ("aborted", "committed", "floor")
 

@@ -1,8 +1,8 @@
-"""What a transaction buffer says to a SEND, and within which limits.
+"""Verdicts of a transaction buffer on SENDs, and its limits.
 
 Owns: the verdicts, what makes an entry a repetition, `BufferLimits`. Imports: errors, ids,
-participant_records, fences. Pure. Invariant: of one producer in one transaction whatever is not
-above the highest sequence id is a repetition.
+participant_records, fences. Pure. Invariant: an entry whose sequence id is not above the highest of
+its producer in its transaction is a repetition.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class BufferLimits:
     about it, again and again.
 
     `fences_max` bounds runs of ended transactions above the floor, 16 bytes each, of one
-    coordinator: at it no more begin to send here. `open_entries_max` bounds the entries of all open
-    transactions together: their places are in memory, after a takeover too.
+    coordinator: at it no further transaction begins to send here. `open_entries_max` bounds the
+    entries of all open transactions together: their places are in memory, after a takeover too.
     """
 
     open_transactions_max: int = 10_000

@@ -1,9 +1,9 @@
 """Where committed entries came from.
 
-Owns: the map from positions of the partition that markers gave to the sidecar's entries, whose
-bytes they are. Imports: participant_records. Pure. Invariants: markers come in the order of their
-ids, so a link is always the last one; kept until the partition has trimmed past it; what follows
-each other on both sides is one link, which costs 36 bytes.
+Owns: the map from positions of the partition that markers assigned to the sidecar entries that have
+their bytes. Imports: participant_records. Pure. Invariants: markers come in the order of their ids,
+so a new link is always the last one; a link is kept until the partition has trimmed past it; links
+that continue each other on both sides are merged; a link costs 36 bytes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is in flight; `OpenTransaction`,
 what `explain` shows; how states hold producers; `LowestNumbers`, which finds transactions below a
-floor; `OpenSpans`, which finds whose an entry is. Imports: ids, participant_records. Pure.
-Invariant: producers are known by name, each with its highest sequence id and where that entry lies.
+floor; `OpenSpans`, which finds the transaction of an entry. Imports: ids, participant_records.
+Pure. Invariant: producers are known by name, each with its highest sequence id and where that entry
+lies.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class ConfirmedPart:
 
 @dataclass(slots=True)
 class PartAhead:
-    """What of a transaction is in flight to stable storage. `voids`: first, that its confirmed
-    part is void."""
+    """The part of a transaction that is in flight to stable storage. `voids`: its first change
+    makes the confirmed part void."""
 
     changes: int = 0
     size: int = 0
@@ -53,7 +54,7 @@ class PartAhead:
 
 
 class OpenTransaction(NamedTuple):
-    """What `explain` and metrics tell of an open transaction."""
+    """What `explain` and metrics show of an open transaction."""
 
     txn: TxnId
     since_ms: int
@@ -62,8 +63,8 @@ class OpenTransaction(NamedTuple):
 
 
 class LowestNumbers:
-    """Numbers of some transactions by coordinator, as heaps: those that have gone are among them
-    until a floor passes them, or they are too many."""
+    """Numbers of some transactions by coordinator, as heaps. Ended ones stay until a floor passes
+    them, or until they are too many."""
 
     __slots__ = ("_heaps",)
 
@@ -95,12 +96,12 @@ class LowestNumbers:
 
 
 class OpenSpans:
-    """Spans of transactions in the order of their positions: those of ended ones are among them
-    until they are as many.
+    """Spans of transactions by position. Those of ended ones stay until they are as many as the
+    others.
 
-    `is_open` says of a transaction whether it has not ended. What has ended stays so, but for ids
-    that were named before they were given: what was void is found again while a transaction that
-    has begun since is open, which keeps files for as long and changes no message.
+    `is_open` says whether a transaction is open. An ended one stays ended, except under an id that
+    entries named before the coordinator gave it: such void entries are found again while the
+    transaction that has begun since is open. That keeps files for as long and changes no message.
     """
 
     __slots__ = ("_gone", "_is_open", "_spans", "_transactions")

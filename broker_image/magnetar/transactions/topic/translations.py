@@ -3,8 +3,8 @@
 Owns: the map from sidecar positions, which receipts named, to positions of the partition. Imports:
 participant_records, links. Pure. SEEK, SUBSCRIBE start and ACK translate what a receipt named: a
 committed entry is its id behind the marker, an aborted one lies behind its send point. Invariants:
-kept until the partition has trimmed past the target; what follows each other on both sides is one
-run; a run costs 24 bytes.
+a run is kept until the partition has trimmed past its target; runs that continue each other on both
+sides are merged; a run costs 24 bytes.
 """
 
 from __future__ import annotations

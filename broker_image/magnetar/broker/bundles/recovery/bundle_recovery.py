@@ -4,8 +4,8 @@ Owns: what happens between our Assigning record and serving: fence the previous 
 checkpoint and manifest, replay the chain. Imports: storage, topics, metadata records. Invariants:
 nothing is read from a log before it is sealed or released; only records of the bundle's own epochs
 count, and none after that epoch's RELEASE in the same log; replaying what a checkpoint holds
-already changes nothing; the age of an entry is the time that its owners saw pass, as far as their
-records tell: what lies between two owners does not count.
+already changes nothing; an entry's age is the time that its owners measured, by their records: time
+between two owners does not count.
 """
 
 from __future__ import annotations

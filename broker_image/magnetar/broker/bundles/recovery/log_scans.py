@@ -4,8 +4,8 @@ Owns: `LogScans`: recoveries that want the same log at about the same time share
 one fence and one sealing. Imports: storage. A broker that dies leaves hundreds of bundles behind,
 whose records lie mixed in one log: read once per bundle, that log would be read hundreds of times.
 Invariants: each reader gets the records of its term and range in their order, up to that term's
-RELEASE; nothing is kept of what was read (memory is that of one walk); damage that one reader's
-range does not hold never fails it; what a walk over a living owner's log yields is durable.
+RELEASE; nothing that was read is kept (memory is that of one walk); damage outside of a reader's
+range never fails that reader; what a walk over a living owner's log yields is durable.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ Take = Callable[[ScannedRecord], bool]
 
 
 class Fenced(NamedTuple):
-    """The sealed files of a fenced incarnation, and the lengths by number that its files are
-    known to have had."""
+    """The sealed files of a fenced incarnation, and the known lengths of its files by number."""
 
     files: list[SealedFile]
     noted: Mapping[int, int]
@@ -101,8 +100,8 @@ class LiveRead:
 
 
 class LogScans:
-    """Walks over logs on a volume, shared. `noted` reads the lengths by number that files of an
-    incarnation are known to have had."""
+    """Shared walks over logs on a volume. `noted` reads the known lengths of an incarnation's files
+    by number."""
 
     def __init__(
         self, volume: Volume, noted: Callable[[str], Awaitable[Mapping[int, int]]] = _none_noted
@@ -238,8 +237,7 @@ class LogScans:
 
 
 class _Group:
-    """The readers of one walk; each of them has its outcome when the walk ends, however it
-    does."""
+    """The readers of one walk. Each has its outcome when the walk ends, by success or failure."""
 
     def __init__(self, readers: list[_Reader]) -> None:
         self.start = min(reader.start for reader in readers)
