@@ -177,8 +177,8 @@ class Operator:
         await _cancelled([defined])
 
     async def _require_definitions(self) -> None:
-        """Wait until the API server knows our kinds: a watch of an unknown kind would stay
-        silent permanently."""
+        """Wait until the API server knows our kinds: a watch of an unknown kind would never report
+        anything."""
         while True:
             try:
                 found = await self.api.discover(GROUP_VERSION_PATH)

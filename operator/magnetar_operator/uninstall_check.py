@@ -41,7 +41,7 @@ def objection(clusters: Iterable[Manifest], namespaces: Iterable[Manifest]) -> s
     if held:
         sentences.append(
             f"TopicNamespaces have a finalizer ({_shown(held)}): without an operator their "
-            "deletion would wait permanently."
+            "deletion would never end."
         )
     sentences.append(
         "Delete them first (volumes stay), or run helm uninstall with --no-hooks to leave them as "

@@ -2,7 +2,7 @@
 
 Owns: wiring a plan through the source, the phases and the writer. Imports: pyspark, source, phases,
 writing. Invariants: what phase 2 reads is exactly what phase 1 has read (the plan's groups, not
-whatever has arrived concurrently); nothing is committed here; the result depends on the plan alone.
+what has arrived since); nothing is committed here; the result depends on the plan alone.
 """
 
 from __future__ import annotations

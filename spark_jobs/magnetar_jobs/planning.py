@@ -15,9 +15,8 @@ or was trimmed. From there on the record's chain names every term and its files;
 that order up to the first that is not sealed, and nothing behind that one counts, be it sealed and
 published under `logs/`: a former owner's last file may be unsealed long after its successor has
 sealed some. The record is read before the manifest: what leaves a chain has been covered before,
-and terms that begin concurrently are left to the next run. A file that is taken must still be
-there, and be read. A bundle that was split has neither manifest nor chain: its children have what
-it had.
+and terms that begin after that are left to the next run. A file that is taken must still be there,
+and be read. A bundle that was split has neither manifest nor chain: its children have what it had.
 """
 
 from __future__ import annotations

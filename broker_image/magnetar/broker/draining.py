@@ -75,7 +75,7 @@ class Draining:
         release.cancel()
         hopeless.cancel()
         try:
-            # we have failed concurrently: there is nothing left to transfer
+            # a failed incarnation has nothing left to transfer
             with contextlib.suppress(asyncio.CancelledError):
                 await release
         except TimeoutError:

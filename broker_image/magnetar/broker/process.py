@@ -70,7 +70,7 @@ brokers."""
 EMBEDDED = "embedded"
 ETCD_SCHEME = "etcd://"
 EMBEDDED_LEASE_S = 86_400.0
-"""Nobody else could take over, and opening the store ends all leases: a suspended laptop must
+"""No other broker could take over, and opening the store ends all leases: a suspended laptop must
 not lose this one."""
 
 
@@ -265,8 +265,8 @@ class BrokerProcess:
                 if not (started_once or store_was_unavailable or awaits_restore):
                     await self._close(broker)
                     raise
-                # The store was lost while this process ran. Its restore fences everybody, so that
-                # nobody is only on the way back.
+                # The store was lost while this process ran. Its restore fences every incarnation:
+                # none of them comes back.
                 log.warning("broker.waits_for_restore", error=str(error))
                 store_was_unavailable, awaits_restore = False, True
             except StorageFull as error:

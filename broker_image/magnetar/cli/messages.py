@@ -51,7 +51,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Consuming:
-    """What to receive. `count` 0 = without end; `timeout_s` 0 = wait permanently for the next
+    """What to receive. `count` 0 = without end; `timeout_s` 0 = wait without limit for the next
     message."""
 
     topic: str
@@ -133,7 +133,8 @@ async def _texts(publishing: Publishing) -> AsyncIterator[str]:
 
 
 async def _lines() -> AsyncIterator[str]:
-    """Lines of standard input as they come, read in a thread: receipts come in concurrently."""
+    """Lines of standard input as they come, read in a thread, so that receipts are handled while it
+    waits."""
     rest, descriptor = b"", sys.stdin.fileno()
     while data := await asyncio.to_thread(os.read, descriptor, READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")
@@ -164,7 +165,7 @@ def run_consume(access: Access, service_url: str, screen: Screen, consuming: Con
             f"{received} of {consuming.count} messages came before {consuming.timeout_s:g} s "
             "passed without one",
             f"`magnetar subscriptions stats {consuming.topic} {consuming.subscription}` shows the "
-            "backlog; --timeout 0 waits permanently",
+            "backlog; --timeout 0 waits without limit",
         )
 
 

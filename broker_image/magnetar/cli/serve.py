@@ -217,5 +217,5 @@ def _listener_of(port: int) -> str:
             if any(os.readlink(entry) in inodes for entry in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
         except OSError:
-            continue  # gone concurrently, or not ours to look at
+            continue  # the process has ended, or belongs to another user
     return "a process that this user may not see"

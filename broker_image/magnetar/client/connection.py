@@ -175,8 +175,8 @@ class Connection(asyncio.BufferedProtocol):
         self._end(None)
 
     async def wait_closed(self) -> None:
-        """After `close`: return once the transport is gone. TLS ends by an exchange, which an
-        event loop that closes concurrently would cut off."""
+        """After `close`: return once the transport is gone. TLS ends by an exchange, which an event
+        loop that closes before its end would cut off."""
         if self._transport is None or not self._tls:
             return
         try:
@@ -266,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         }
 
     def _answer(self, request_id: int | None, answer: Answer | Exception) -> None:
-        """Resolve a request; answers to requests given up concurrently are dropped."""
+        """Resolve a request; answers to requests that were given up are dropped."""
         waiting = self._answers.get(request_id) if request_id is not None else None
         if waiting is None or waiting.done():
             return

@@ -47,7 +47,7 @@ Receipt: TypeAlias = asyncio.Future[MessageId]
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """How a producer behaves; `send_timeout_s` None = wait permanently."""
+    """How a producer behaves; `send_timeout_s` None = wait without limit."""
 
     name: str | None = None
     batching: Batching | None = None

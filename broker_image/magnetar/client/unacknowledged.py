@@ -64,7 +64,7 @@ class _LastChance:
         return [self.held.pop(index) for index in lost]
 
     def restore(self, messages: Iterable[Message[Any]]) -> None:
-        """They could not be buried; those acknowledged concurrently are not dead any more."""
+        """They could not be buried; those acknowledged since are not dead any more."""
         for message in messages:
             if (index := message.id.batch_index) in self.dead:
                 self.dead.discard(index)
@@ -194,7 +194,7 @@ class Unacknowledged:
         left = list(messages)
         try:
             while left:
-                if left[0].id.batch_index in chance.dead:  # else it was acknowledged concurrently
+                if left[0].id.batch_index in chance.dead:  # else it has been acknowledged
                     await self._publish(left[0])
                     await self._actions.acknowledge(left[0].id)
                 del left[0]

@@ -48,7 +48,7 @@ class Attempts:
             log.info(
                 "transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error)
             )
-        except InvalidTxnStatus as error:  # and it would say so permanently
+        except InvalidTxnStatus as error:  # and it would say so each time
             log.error(
                 "transaction.participant_contradicts",
                 txn=str(txn),

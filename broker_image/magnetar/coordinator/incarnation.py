@@ -381,7 +381,7 @@ class Coordinator:
             await asyncio.gather(task, return_exceptions=True)
         if self._ended.done():
             raise StoreUnavailable(
-                f"this incarnation of transaction coordinator {self.tcid} ended concurrently: "
+                f"this incarnation of transaction coordinator {self.tcid} has ended: "
                 f"{self._ended.result()}"
             )
         task.result()

@@ -101,7 +101,8 @@ class CoordinatorInspection:
 
     async def abort(self, tcid: int, least: int) -> None:
         """End an open transaction of any role. Raises TransactionNotFound,
-        InvalidTxnStatus, StoreUnavailable if this incarnation ends concurrently, and as `stats`."""
+        InvalidTxnStatus, StoreUnavailable if this incarnation ends before the answer, and as
+        `stats`."""
         life, found = self._answering()
         await life.unless_ended(life.service.end(found, TxnId(tcid, least), Action.ABORT, Caller()))
 

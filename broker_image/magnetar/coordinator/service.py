@@ -112,7 +112,7 @@ class CoordinatorService:
             connection.spawn(self._answer(self.transactions, connection, kind, body))
         elif kind == Type.TC_CLIENT_CONNECT_REQUEST:
             # Apache Pulsar says NotAllowedError here, too; the Java client then closes its handler
-            # and waits permanently for itself. Its discovery, which comes first, meets a topic that
+            # and waits for itself without end. Its discovery, which comes first, meets a topic that
             # is not there: the client fails at once with this answer.
             self._count(kind, "not_enabled")
             refuse(connection, kind, command, TopicNotFound(NOT_ENABLED))

@@ -382,7 +382,7 @@ class Transactions:
             except (
                 StorageError,
                 StoreError,
-            ) as error:  # the log has everything: only a recovery takes longer concurrently
+            ) as error:  # the log has everything: only a recovery would take longer
                 log.warning(
                     "coordinator.checkpoint_delayed", tcid=self._core.tcid, error=str(error)
                 )

@@ -1,6 +1,6 @@
 """Following files that another process replaces.
 
-Owns: `Follower`: reading again, permanently, and what becomes of files that will not do. Imports:
+Owns: `Follower`: reading files again and again, and the treatment of unusable ones. Imports:
 asyncio, errors. Invariants: what is broken changes nothing; it is logged once, for it stays until
 it is repaired, and counted; no content is ever logged. Nothing ends the following: an unforeseen
 error is a failure like any other.

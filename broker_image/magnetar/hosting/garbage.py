@@ -1,8 +1,8 @@
 """When the interpreter looks for cyclic garbage, and when free memory goes back to the system.
 
 Owns: the thresholds of the collector of this process, and the full collections that it starts
-itself. Imports: asyncio, ctypes, gc. Why: a full collection visits every object there is and stops
-the event loop concurrently, 100 ms with a tail cache and some thousand topics, 150 ms with ten
+itself. Imports: asyncio, ctypes, gc. Why: a full collection visits every object there is, and stops
+the event loop for that time: 100 ms with a tail cache and some thousand topics, 150 ms with ten
 thousand objects in an operator's caches: the whole of a publisher's p99, or of an edit's. Young
 collections are short, and nothing that is done often makes cycles, so full ones wait for a quiet
 moment. Invariants: no full collection begins by itself; while anything is done they are so rare

@@ -93,7 +93,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        # a turn for it is on its way, and the application has resumed reading concurrently
+        # a turn for it is on its way, and the application has resumed reading before it
         if self._unread:
             self._unread = memoryview(bytes(self._unread) + data)
             self.transport.pause_reading()

@@ -113,8 +113,8 @@ def _guard(restore: int) -> Compare:
 
 
 async def check_restore(volume: Volume, restore: int) -> None:
-    """Raises RestoreAwaited unless `restore`, the store's number, is the storage's: also after
-    our claim, for a restore that began concurrently."""
+    """Raises RestoreAwaited unless `restore`, the store's number, is the storage's: also after our
+    claim, for a restore that began in between."""
     known = await read_restore_number(volume)
     if restore != known:
         raise RestoreAwaited(

@@ -52,7 +52,7 @@ class TlsCertificates:
         return self._follower.failed
 
     async def follow(self) -> None:
-        """Read again, permanently."""
+        """Read again and again, until cancelled."""
 
         def changed() -> tuple[dict[str, bytes], tuple[ssl.SSLContext, float]] | None:
             found = self._read()

@@ -49,8 +49,8 @@ def encode_backup(backup: Backup) -> bytes:
 
 
 def encoded_parts(backup: Backup) -> Iterator[bytes]:
-    """The copy's bytes, `PART_ENTRIES` entries at a time: a millisecond or two of work each, for
-    that has others to serve concurrently."""
+    """The copy's bytes, `PART_ENTRIES` entries at a time: a millisecond or two of work each, so
+    that the event loop serves others in between."""
     header: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,

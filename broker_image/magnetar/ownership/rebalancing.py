@@ -37,8 +37,8 @@ def next_move(
     """One bundle from the broker with most, among those that have one to give, to the one with
     fewest; None if they differ too little.
 
-    `candidates` are the incarnations that take bundles. A bundle that is `overdue` may be on its
-    way permanently, and holds nothing up.
+    `candidates` are the incarnations that take bundles. A bundle that is `overdue` may never
+    arrive, and delays nothing.
     """
     counts = dict.fromkeys(candidates, 0)
     movable: dict[str, list[str]] = {}

@@ -71,7 +71,7 @@ class RetentionPolicies(PolicyModel):
     )
 
     retentionTimeInMinutes: int = Field(
-        default=0, ge=-1, le=INT_MAX, description="Minutes; 0 = not at all, -1 = permanently."
+        default=0, ge=-1, le=INT_MAX, description="Minutes; 0 = not at all, -1 = without limit."
     )
     retentionSizeInMB: int = Field(
         default=0, ge=-1, le=INT_MAX, description="Megabytes per topic; 0 = none, -1 = unlimited."

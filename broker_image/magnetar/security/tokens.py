@@ -24,7 +24,7 @@ TOKEN_BYTES_MAX = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a verified token says: a role, and until when (unix seconds; None = permanently)."""
+    """What a verified token says: a role, and until when (unix seconds; None = without limit)."""
 
     role: str
     expires_s: float | None

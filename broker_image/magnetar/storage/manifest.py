@@ -5,7 +5,7 @@ metadata store. Imports: errors, clock, names, metadata, volume. Invariants: an 
 changed and its name never used twice; the store's pointer moves only by compare-and-swap,
 generation by generation; a rewrite is committed only while its inputs are still listed, its topic's
 compaction generation is what it started from, and its intent stands, which the same transaction
-removes; however many topics and segments there are, the loop serves others concurrently.
+removes; however many topics and segments there are, the event loop serves other tasks in between.
 """
 
 from __future__ import annotations

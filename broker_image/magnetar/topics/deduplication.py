@@ -84,8 +84,8 @@ class Deduplication:
         return True
 
     def persist(self, name: str, highest: int) -> None:
-        """An entry pushed before is durable. Comes in the order of `push`; means nothing for a
-        name forgotten concurrently."""
+        """An entry pushed before is durable. Comes in the order of `push`; has no effect on a name
+        that was forgotten in between."""
         if name in self._pushed:
             self._persisted[name] = highest
 

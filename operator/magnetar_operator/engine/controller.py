@@ -175,8 +175,8 @@ class Controller:
             await self._inform(key, Reason.REFUSED, str(error))
 
     async def _leave(self, key: Key, error: NamespaceTerminating) -> None:
-        """Its namespace is being deleted: nothing is made in it for a while, perhaps permanently.
-        What is deleted in it is still seen."""
+        """Its namespace is being deleted: nothing is created in it for a while, perhaps never
+        again. What is deleted in it is still seen."""
         self._queue.add_after(key, TERMINATING_S)
         log.info("reconcile.namespace_terminating", error=str(error), delay_s=TERMINATING_S)
         await self._inform(

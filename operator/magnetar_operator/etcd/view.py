@@ -98,8 +98,8 @@ class EtcdLifecycle:
 
     @property
     def restarting(self) -> str:
-        """The restart that begins now, or under which there is no etcd: clients are not
-        restarted concurrently. "" = none."""
+        """The restart that begins now, or under which there is no etcd: clients are not restarted
+        during it. "" = none."""
         going = [broker_pods.name_of(pod) for pod in self.pods if broker_pods.is_terminating(pod)]
         if isinstance(self.plan.step, Restart):
             return f"the restart of etcd pod {self.plan.step.ordinal}"

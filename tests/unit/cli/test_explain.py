@@ -233,7 +233,7 @@ def test_the_whole_explanation() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        ("lookup", "Nobody had it when a client looked up a topic of it"),
+        ("lookup", "No broker had it when a client looked up a topic of it"),
         ("broker-7.0a is gone", "broker-7 had it and died"),
         ("spread over brokers", "balances the number of bundles: broker-0"),
         ("unload requested", "An administrator unloaded it from broker-0"),
@@ -274,7 +274,7 @@ def test_every_reason_has_words(reason: str, expected: str) -> None:
         ({"record__state": "Splitting"}, "broker-1 is splitting it"),
         ({"record__state": "Deleted", "owner": None, "owned": None}, "It was split"),
         ({"record__state": "Free", "owner": None, "owned": None}, "It is Free"),
-        ({"record": None, "owner": None, "owned": None}, "nobody ever did"),
+        ({"record": None, "owner": None, "owned": None}, "No broker owns it or ever did"),
         ({"owner__alive": False, "owned": None}, "which is gone"),
         (
             {"owned": None, "owner_silent": "no answer in time"},

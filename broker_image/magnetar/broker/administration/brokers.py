@@ -151,7 +151,7 @@ class Brokers:
                         await _publish_and_read(broker, client, topic)
         except (MagnetarError, OSError, TimeoutError) as error:
             if bundle and bundle not in broker.ownership.owned:
-                return  # it moved concurrently, and the rest was well
+                return  # the bundle was transferred during the check; the rest was healthy
             raise ServiceNotReady(
                 f"the broker is not healthy: it could not {step} "
                 f"({error or f'no answer in {HEALTH_S:.0f} s'})"

@@ -69,7 +69,7 @@ def _topic(facts: Facts) -> list[str]:
         return [
             f"It is partitioned: its {_count(len(facts['partitions']), 'partition')} lie in "
             f"{_count(len(bundles), 'bundle')}, "
-            f"served by {_names(sorted(owners)) or 'nobody yet'}.",
+            f"served by {_names(sorted(owners)) or 'no broker yet'}.",
             "What follows is about the bundle of its own name; name a partition to see that of the "
             "partition.",
         ]
@@ -115,10 +115,10 @@ def _state(facts: Facts) -> str:
     record, owner = facts["record"], facts["owner"]
     if record is None:
         return (
-            "Nobody owns it and nobody ever did: the first client that looks a topic of it up has "
+            "No broker owns it or ever did: the first client that looks a topic of it up has "
             "it assigned."
         )
-    who, state = (owner["broker"] if owner is not None else "nobody"), record["state"]
+    who, state = (owner["broker"] if owner is not None else "no broker"), record["state"]
     term = f"epoch {record['epoch']}"
     if owner is not None and not owner["alive"]:
         return (
@@ -132,9 +132,7 @@ def _state(facts: Facts) -> str:
     if state == "Assigning":
         damage = facts["owned"]["damage"] if facts["owned"] is not None else []
         held_up = (
-            f" It cannot, so far: {damage[0]['error']}."
-            if damage
-            else " Clients wait concurrently."
+            f" It cannot, so far: {damage[0]['error']}." if damage else " Clients wait until then."
         )
         return (
             f"{who} is taking it over: it seals the former owner's log and reads what the bundle "
@@ -142,13 +140,15 @@ def _state(facts: Facts) -> str:
         )
     if state == "Releasing":
         successor = _broker_of(record["destination"]) or "the least loaded broker"
-        return f"{who} is transferring it to {successor}, which ends {term}. Clients wait concurrently."
+        return (
+            f"{who} is transferring it to {successor}, which ends {term}. Clients wait until then."
+        )
     if state == "Splitting":
         return f"{who} is splitting it; its children are served by {who} next."
     if state == "Deleted":
         return (
-            "It was split: its children have its topics. Or its namespace was deleted, and nobody "
-            "has asked for it since."
+            "It was split: its children have its topics. Or its namespace was deleted, and no "
+            "client has asked for it since."
         )
     return (
         "It is Free: its last owner released it without a successor. The leader, or the first client that "
@@ -186,7 +186,7 @@ def _why(facts: Facts) -> list[str]:
             "to lose this one if the cordon drains."
         )
     if owner is not None and owner.get("draining"):
-        found.append(f"{owner['broker']} is shutting down, and hands it over before it ends.")
+        found.append(f"{owner['broker']} is shutting down, and transfers it before it ends.")
     if record["restore"]:
         found.append(
             f"The metadata store was restored {_times(record['restore'])}: epochs carry that "
@@ -217,8 +217,8 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
             "parent was served."
         )
     known = {
-        "lookup": f"Nobody had it when a client looked up a topic of it, and {owner} was the least "
-        "loaded broker then.",
+        "lookup": f"No broker had it when a client looked up a topic of it, and {owner} was the "
+        "least loaded broker then.",
         "spread over brokers": f"The leader balances the number of bundles: {before} had two or "
         f"more above {owner}.",
         "unload requested": f"An administrator unloaded it from {before}, and {owner} was chosen or "

@@ -166,7 +166,7 @@ class Namespaces:
         """The revision of the last change of a namespace's entries, and partitions by topic
         entered, 0 for one that is not partitioned."""
         store = self._site.broker.context.store
-        # before the entries: what comes concurrently is not in it
+        # read before the entries: later changes are not in it
         change = await store.get(keys.topic_changes(name))
         items = (await store.range(keys.partitioned_topics_in(name))).items
         found = ((entered_topic(item.key.removeprefix(keys.TOPICS)), item.value) for item in items)

@@ -322,7 +322,7 @@ class OwnedBundle:
             if host is None or (
                 host.created_at is not None and host.created_at >= (position.file, position.offset)
             ):
-                continue  # it was deleted concurrently, behind `position`, or created there
+                continue  # it was deleted, or created, behind `position`
             for _ in encoder.add_in_pieces(name, host.to_state()):
                 if encoder.size - paused_at >= CHECKPOINT_SLICE_BYTES:
                     paused_at = encoder.size

@@ -2,8 +2,8 @@
 
 Owns: `Liveness`: a handshake with a broker before clients are sent to it. Imports: clock, network,
 wire. A broker that was killed stays registered until its lease ends. A client that is sent to it
-concurrently is refused and comes back after a back-off that has grown to seconds by then; one whose
-look-up waits here goes straight to the new owner. Invariants: it delays answers and decides
+before that is refused, and returns after a back-off that has grown to seconds by then. A client
+whose look-up waits here goes straight to the new owner. Invariants: it delays answers and decides
 nothing: while an owner is registered and silent, look-ups wait at most `silence_s_max`; one
 handshake per broker is under way at a time, and one that succeeded holds for a moment.
 """

@@ -73,8 +73,8 @@ class LogRoller:
         return LogPosition(number + 1, FILE_HEADER_BYTES)
 
     async def _until_sealed(self, number: int) -> None:
-        """Wait for the seal of a file that has been left; a log that fails concurrently ends the
-        wait with its error."""
+        """Wait for the seal of a file that has been left; a log that fails before it ends the wait
+        with its error."""
         while self._sealed < number:
             progress = self._progress
             await self._context.log.barrier()

@@ -141,11 +141,11 @@ class Ownership:
         return bundle_of(name, record.boundaries, topic.hash)
 
     async def owner_of(self, topic: TopicName) -> IncarnationRecord:
-        """As `resolve`, for the bundle of a topic, however often that is split concurrently."""
+        """As `resolve`, for the bundle of a topic, however often it is split during the call."""
         return await self._of_topic(topic, self.resolve)
 
     async def serving_topic(self, topic: TopicName) -> OwnedBundle:
-        """As `serving`, for the bundle of a topic, however often that is split concurrently."""
+        """As `serving`, for the bundle of a topic, however often it is split during the call."""
         return await self._of_topic(topic, self.serving)
 
     async def _of_topic(self, topic: TopicName, ask: Callable[[BundleName], Awaitable[T]]) -> T:

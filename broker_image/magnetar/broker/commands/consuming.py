@@ -3,7 +3,7 @@
 Owns: SUBSCRIBE, CLOSE_CONSUMER and UNSUBSCRIBE: admission and the answer. Imports: wire, topics,
 errors. Invariants: SUCCESS of SUBSCRIBE leaves before the first MESSAGE, and after its cursor is
 durable under this owner's claim: a former owner gives no consumer an outdated state; a request that
-its client has closed concurrently leaves nothing behind.
+its client closes before the answer leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ class Consuming:
 
 
 async def _look_for_compaction(topic: TopicHost) -> None:
-    """Jobs commit concurrently: a reader of the compacted view gets the newest one, or the known
-    one while the store is unavailable."""
+    """Jobs commit at any time: a reader of the compacted view gets the newest one, or the known one
+    while the store is unavailable."""
     try:
         await topic.bundle.catalog.refresh()
     except (StoreError, StorageError) as error:

@@ -2,7 +2,7 @@
 
 Owns: PRODUCER and CLOSE_PRODUCER: admission, names, the answer. Imports: wire, topics, errors.
 Invariants: a producer is registered with its topic and its connection or with neither; a request
-that its client has closed concurrently leaves nothing behind; CLOSE_PRODUCER is answered after the
+that its client closes before the answer leaves nothing behind; CLOSE_PRODUCER is answered after the
 producer's last receipt.
 """
 

@@ -161,8 +161,8 @@ class BrokerService:
     async def _guarded(
         self, guard: Guard, handler: Handler, connection: Connection, kind: int, body: Any
     ) -> None:
-        """Answer a command if its sender has the right; a right that is lost concurrently closes
-        what the command opened."""
+        """Answer a command if its sender has the right; a right that is lost during the command
+        closes what it opened."""
         version = guard.version
         await guard.check(connection, kind, body)
         await handler(connection, body)

@@ -253,7 +253,7 @@ class BundleCatalog:
     async def _looked_for(
         self, topic: str, position: Position, once: Callable[[], Awaitable[F | None]]
     ) -> F:
-        """What `once` finds of an entry; called again if files were rewritten concurrently.
+        """What `once` finds of an entry; called again if files were rewritten during the read.
         Raises StorageError."""
         for attempt in (1, 2):
             try:
@@ -418,7 +418,7 @@ class BundleCatalog:
 
         def edit(manifest: Manifest) -> Manifest | None:
             if manifest.generation < known:
-                # Split concurrently, or the store is lost: a restore would believe what is written
+                # It was split, or the store is lost: a restore would believe what is written
                 # on top.
                 raise StoreError(
                     f"manifest of {self._bundle}: the store has forgotten generation {known}"

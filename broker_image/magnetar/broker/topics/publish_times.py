@@ -32,7 +32,7 @@ async def first_published_at(
     high = behind = ledgers.end if high is None else high
     if not topic.name.persistent:
         return ledgers.end
-    while (low := max(low, ledgers.first)) < high:  # the topic may be trimmed concurrently
+    while (low := max(low, ledgers.first)) < high:  # the topic may be trimmed in between
         middle = (low + high) // 2
         probed = await _first_dated(topic, middle, high)
         if probed is not None and probed.published_ms < publish_ms:

@@ -201,8 +201,8 @@ class TopicRegistry:
         """A topic of a bundle served here was created; when this returns every broker lists it,
         unless the store is unavailable.
 
-        Raises NamespaceNotFound if its namespace was deleted concurrently: the topic has been
-        deleted again. If the store was unavailable, that follows.
+        Raises NamespaceNotFound if its namespace was deleted before: the topic has been deleted
+        again. If the store was unavailable, the deletion follows.
         """
         if await self._want(owned, name, Wish.BORN) is False:
             raise NamespaceNotFound(

@@ -160,7 +160,7 @@ class CollectionFacts:
             if item is not None and ManifestPointer.decode(item.value).object == name:
                 missing = CorruptData(f"{name} is missing; restore it from a backup", file=name)
                 self.note(MANIFEST, bundle, missing, bundle)
-            return None  # or superseded concurrently: the next round reads the one after it
+            return None  # or superseded since: the next round reads the one after it
         except StorageError as error:
             self.note(MANIFEST, bundle, error, bundle)
             return None

@@ -77,7 +77,7 @@ class SecuritySource:
         self._listeners = [known for known in self._listeners if known != listener]
 
     async def follow(self) -> None:
-        """Read again, permanently."""
+        """Read again and again, until cancelled."""
 
         def take(found: tuple[LoadedSecurity, Contents]) -> None:
             before, (self.current, self._contents) = self._contents, found

@@ -358,8 +358,8 @@ def sync_directory(directory: Path) -> None:
 
 
 class JournalWriter:
-    """Writes what it is given, in order, on a thread of its own: one flush for everything that came
-    concurrently.
+    """Writes what it is given, in order, on a thread of its own: one flush for everything that
+    arrived during the previous one.
 
     `on_durable(revision, file bytes)`, `on_replaced(file bytes)`, `on_failed(error)` and
     `on_stopped()` are called on that thread.

@@ -119,9 +119,9 @@ async def lost_file(volume: Volume, incarnation: str, sealed: Sequence[SealedFil
     """The number of a file that was there and is not, behind the last that `fence` has found; None
     if none is known of.
 
-    It is for readers of the whole log: of a log that no bundle needs the collector deletes
-    files in any order. Raises StorageError, also if a former owner began that file concurrently:
-    fence again.
+    It is for readers of the whole log: of a log that no bundle needs the collector deletes files in
+    any order. Raises StorageError, also if a former owner began that file after the fence: fence
+    again.
     """
     last = await read_whole_seal(volume, incarnation, sealed[-1].number) if sealed else None
     if last is None or not last.followed:

@@ -252,7 +252,7 @@ async def scan_durable(
     live, as far as they are durable for certain.
 
     Of a file that is not sealed that is all but the last block: a writer starts none before the one
-    before is on stable storage, and what it could not flush is the last one permanently. Ends
+    before is on stable storage, and a block that it could not flush stays the last one. Ends
     without an error where nothing more can be said; damage is for recovery to name. Raises
     StorageError.
     """

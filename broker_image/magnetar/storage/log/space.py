@@ -77,8 +77,8 @@ class Space:
     async def until_there_is_room(
         self, attempt: Callable[[], Awaitable[T]], gives_up: Callable[[], bool]
     ) -> T:
-        """Try until there is space: `stalled` concurrently, with nothing acknowledged and nothing
-        lost. Raises any other StorageError."""
+        """Try until there is space. Until then the log is `stalled`: nothing is acknowledged,
+        nothing lost. Raises any other StorageError."""
         while True:
             try:
                 found = await attempt()

@@ -265,7 +265,7 @@ class LogWriter:
                 self._fail(
                     Fenced(f"claim {self._claim} is gone: another incarnation has taken over")
                 )
-        failure: StorageError | None = self._failure  # an append may have failed concurrently
+        failure: StorageError | None = self._failure  # an append may have failed during the wait
         if failure is not None:
             raise failure
 

@@ -3,10 +3,10 @@
 Owns: the acts around `rebuilding`: raise the restore number, end every incarnation, read logs and
 manifests, write the store. Imports: storage and metadata siblings, clock. Invariants: brokers serve
 until the restore number is raised and they are fenced; only what never changes is read before that.
-The number is raised before anything else is read, so no broker joins concurrently or with what the
-store said before; epochs under it are above every epoch in storage; the cluster's record is written
-last, so a restore that was interrupted is noticed by every broker, and simply done again; with a
-problem nothing is written.
+The number is raised before anything else is read, so no broker joins during the restore, or by what
+the store said before; epochs under it are above every epoch in storage; the cluster's record is
+written last, so a restore that was interrupted is noticed by every broker, and simply done again;
+with a problem nothing is written.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class ReadAhead:
 
 
 async def read_ahead(volume: Volume, ahead: ReadAhead) -> None:
-    """Read what the pause would otherwise be spent on, for brokers serve concurrently. Raises
+    """Read ahead, while brokers serve, what would otherwise lengthen the pause. Raises
     StorageError."""
     await read_sealed(volume, ahead.files)
     for name in await volume.list(names.MANIFESTS):

@@ -239,8 +239,8 @@ class LevelOneRewrite:
                 continue
             if not set(taken.epochs) <= set(entry.epochs):
                 return None
-            # A later term may have been listed with the same file concurrently: of that we have
-            # rewritten nothing.
+            # A later term may have been listed with the same file since: of that we have rewritten
+            # nothing.
             epochs = tuple(epoch for epoch in entry.epochs if epoch not in taken.epochs)
             if epochs:
                 left.append(dataclasses.replace(entry, epochs=epochs))

@@ -53,8 +53,8 @@ class SharedBackOff:
         return self._successes
 
     def failed(self, mark: int, error: Exception, *, throttled: bool) -> None:
-        """A request failed. It says nothing of the service if another one succeeded concurrently,
-        unless the service asked for fewer requests."""
+        """A request failed. It says nothing of the service if another one has succeeded since it
+        was sent, unless the service asked for fewer requests."""
         if mark != self._successes and not throttled:
             return
         now = self._clock.monotonic()

@@ -104,7 +104,7 @@ class PosixVolume:
             )
         except OSError as error:
             os.close(descriptor)
-            # An owner that slept concurrently finds its file fenced, sealed and collected.
+            # An owner that was suspended finds its file fenced, sealed and collected.
             raise StorageError(
                 f"log {name} is gone while it was created ({error.strerror}); start with a new "
                 "incarnation"
@@ -396,7 +396,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def files_below(directory: str, left_out: str) -> Iterator[str]:
-    """Paths of all files below a directory; what vanishes concurrently is left out."""
+    """Paths of all files below a directory; what vanishes during the walk is left out."""
     try:
         entries = list(os.scandir(directory))
     except (FileNotFoundError, NotADirectoryError):

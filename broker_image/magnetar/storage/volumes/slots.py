@@ -112,7 +112,7 @@ class SlotVolume:
         try:
             read = await asyncio.gather(*(self._read_part(name, *part) for part in parts))
         except FileNotFoundError:
-            self._maps.pop(name, None)  # collected concurrently
+            self._maps.pop(name, None)  # garbage collected
             raise
         return read[0] if len(read) == 1 else b"".join(read)
 
@@ -354,11 +354,11 @@ class SlotVolume:
             raise FileNotFoundError(name)
         if length is not None and fresh.end < length:
             if await self._header_of(name, 0) is None:
-                raise FileNotFoundError(name)  # collected concurrently, the first slot first
+                raise FileNotFoundError(name)  # garbage collected, the first slot first
             raise _missing(name, [len(fresh.ends)], fresh.end, "the file is sealed behind it")
         current = self._maps.get(name)
         if current is not None and current.end >= fresh.end:
-            fresh = current  # its own writer appended concurrently
+            fresh = current  # its own writer appended during the read
         fresh.final |= final
         self._maps[name] = fresh
         while len(self._maps) > MAPS_MAX:

@@ -62,7 +62,7 @@ class Worker:
                 result = call(*arguments)
             except Exception as raised:  # whatever it is, the future carries it to its caller
                 error = raised
-            # A loop that was closed concurrently has no callers left.
+            # A loop that was closed before the answer has no callers left.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_finish, future, result, error)
             del job, call, arguments, future, result, error

@@ -69,7 +69,7 @@ class TransactionBuffer:
 
         Raises NotAllowed if the transaction was aborted or its end is forgotten, or if too many are
         open, or too many ended ones remembered. (This error fails the send; other errors of the
-        protocol make clients reconnect and send again permanently.)
+        protocol make clients reconnect and send again without end.)
         """
         outcome = self._outcome(txn)
         if outcome in (Outcome.ABORTED, Outcome.ENDED):
