@@ -90,15 +90,15 @@ def plan(situation: Situation) -> Outcome:
     band, bring all of them within the band."""
     cluster = situation.cluster
     memory = situation.memory.observe(cluster, situation.settings)
-    takers = sorted(broker.name for broker in cluster.brokers if not broker.draining)
-    if not takers:
+    destinations = sorted(broker.name for broker in cluster.brokers if not broker.draining)
+    if not destinations:
         return Outcome(memory, "no broker takes bundles")
     known = loads(situation)
-    result = rebalance(_problem(replace(situation, memory=memory), takers, known))
+    result = rebalance(_problem(replace(situation, memory=memory), destinations, known))
     moves = []
     moved, coming = dict(memory.moved), dict(memory.preallocated)
     for step in result.steps:
-        bundle, destination = cluster.bundles[step.bundle], takers[step.destination]
+        bundle, destination = cluster.bundles[step.bundle], destinations[step.destination]
         moves.append(Move(bundle.name, bundle.broker, destination, step.reason))
         moved[bundle.name] = Moved(cluster.now_ms, known[step.bundle], (bundle.broker, destination))
         coming[bundle.name] = destination
@@ -111,10 +111,10 @@ def plan(situation: Situation) -> Outcome:
     )
 
 
-def _problem(situation: Situation, takers: Sequence[str], known: list[float]) -> Problem:
+def _problem(situation: Situation, destinations: Sequence[str], known: list[float]) -> Problem:
     """The plan's inputs by number instead of name."""
     cluster, settings = situation.cluster, situation.settings
-    number = {name: at for at, name in enumerate(takers)}
+    number = {name: at for at, name in enumerate(destinations)}
     capacity = capacities(situation)
     owner = {broker.name: number.get(broker.name, LEAVING) for broker in cluster.brokers}
     coming = {
@@ -128,10 +128,10 @@ def _problem(situation: Situation, takers: Sequence[str], known: list[float]) ->
     return Problem(
         loads=known,
         owners=owners,
-        capacities=[capacity[name] for name in takers],
+        capacities=[capacity[name] for name in destinations],
         fixed=_fixed(situation, known),
         allowed={**_allowed(situation, number), **_apart(situation, number, owners)},
-        closed={number[name] for name in takers if situation.overloaded(name)},
+        closed={number[name] for name in destinations if situation.overloaded(name)},
         band=settings.band if active else math.inf,
         trigger=settings.band_trigger if active else math.inf,
         moves_max=settings.moves_max,

@@ -15,7 +15,7 @@ from magnetar.balance.shedding.selection import Selection, Shed, fitting, servin
 
 
 def average_shedder(situation: Situation) -> Selection:
-    """Each pair whose difference has lasted long enough evens out a share of it. Cycles are counted
+    """Each pair whose difference has lasted long enough moves a share of it. Cycles are counted
     by broker, not by pair."""
     settings, memory = situation.settings, situation.memory
     scores = {name: 100 * situation.usage(name) for name in serving(situation)}
