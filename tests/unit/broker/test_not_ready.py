@@ -23,6 +23,7 @@ CLIENTS_HEAR = (
     "broker/bundles/ownership.py",
     "broker/bundles/assigning.py",
     "broker/bundles/bundle.py",
+    "broker/bundles/releasing.py",
 )
 """Modules whose refusals reach clients that look up, create producers or subscribe."""
 COORDINATORS_HEAR = "broker/commands/transaction_ends.py"
