@@ -209,7 +209,7 @@ async def open_peer(
     `receive_buffer_bytes` limits what the kernel takes for the peer. It is set before the
     connection is made: a window that shrinks later makes both kernels drop what is under way.
     """
-    connecting = socket.socket()
+    connecting = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY by this number
     if receive_buffer_bytes:
         connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
     connecting.setblocking(False)
