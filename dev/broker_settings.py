@@ -8,12 +8,11 @@ operator may not import; `make crds` writes them, a test fails when they differ.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from magnetar.hosting.bounded import ENVIRONMENT_PREFIX
+from magnetar.hosting.bounded import ENVIRONMENT_PREFIX, bounded_fields
 from magnetar.hosting.settings import BrokerSettings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +47,7 @@ def settings() -> list[dict[str, Any]]:
             "description": setting.metadata["what"],
             "field": OF_THE_OPERATOR.get(setting.name, ""),
         }
-        for setting in dataclasses.fields(BrokerSettings)
+        for setting in bounded_fields(BrokerSettings)
     ]
 
 

@@ -48,7 +48,7 @@ SETTINGS = {
     "MAGNETAR_LOG_FILE_BYTES": str(4 << 20),
     "MAGNETAR_CHECKPOINT_FILES_MAX": "1",
 }
-STILL = {"MAGNETAR_SPREAD_BUNDLES": "0"}
+STILL = {"MAGNETAR_LOADBALANCERSHEDDINGENABLED": "false"}
 """For tests that say where a bundle is: nobody moves it but they."""
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from dev.testbed.control_plane import EtcdProcess
+from magnetar.balance.load import LoadReport, Rates, Resource
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
-from magnetar.metadata.records import CordonRecord, LoadRecord
+from magnetar.metadata.records import CordonRecord
 from magnetar_operator.main import Operator
 from tests.apiserver.stage import (
     Brokers,
@@ -82,7 +83,17 @@ class Theatre:
         async def report() -> None:
             for ordinal in range(count):
                 name, now_ms = f"main-broker-{ordinal}", SystemClock().wall_ms()
-                record = LoadRecord(name, now_ms, 8, 10, 1, 1, 5.0, 5.0, 100.0, 100.0, cpu, 0.1)
+                record = LoadReport(
+                    name,
+                    now_ms,
+                    cpu=Resource(100 * cpu, 100),
+                    memory=Resource(10, 100),
+                    rates=Rates(5.0, 5.0, 100.0, 100.0),
+                    bundles=8,
+                    topics=10,
+                    producers=1,
+                    consumers=1,
+                )
                 await self.brokers.store.put(keys.load(f"{name}.{'0' * 16}"), record.encode())
 
         await report()

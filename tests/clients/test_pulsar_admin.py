@@ -453,7 +453,16 @@ def test_brokers_and_their_statistics(site: Site) -> None:
     assert any("public/default/0x" in found for found in owned)
     assert admin("brokers healthcheck") == admin("brokers healthcheck --topic-version V2") == "ok"
     assert "lease_ttl_s" in admin("brokers get-runtime-config")
-    assert admin("brokers list-dynamic-config") == admin("brokers get-all-dynamic-config") == ""
+    shedder = "loadBalancerLoadSheddingStrategy"
+    assert shedder in admin("brokers list-dynamic-config")
+    assert admin("brokers get-all-dynamic-config") == ""
+    admin(f"brokers update-dynamic-config --config {shedder} --value ThresholdShedder")
+    assert "ThresholdShedder" in admin("brokers get-all-dynamic-config")
+    assert "use one of" in admin.refused(
+        f"brokers update-dynamic-config --config {shedder} --value Nonsense"
+    )
+    admin(f"brokers delete-dynamic-config --config {shedder}")
+    assert admin("brokers get-all-dynamic-config") == ""
     assert "MAGNETAR_LEASE_TTL_S" in admin.refused(
         "brokers update-dynamic-config --config lease_ttl_s --value 10"
     )

@@ -22,7 +22,7 @@ from magnetar.clock import SystemClock
 from magnetar.hosting.advertised import ListenerOptions
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.security.authentication import Authenticator
-from magnetar.hosting.settings import BrokerSettings
+from magnetar.hosting.settings import BALANCE, BrokerSettings
 from magnetar.hosting.tls import TlsPort
 from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata.backends.memory import MemoryStore
@@ -42,6 +42,10 @@ TOPIC = "persistent://public/default/t"
 ANSWER_TIMEOUT_S = 120.0
 QUIET_S = 0.05
 Type = api.BaseCommand.Type
+STILL = replace(BALANCE, shedding=False)
+"""Load balancing that moves nothing."""
+LIVELY = replace(BALANCE, plan_interval_s=0.1)
+"""Load balancing that plans ten times a second."""
 SETTINGS = BrokerSettings(
     log_file_bytes=24 << 20,
     park_timeout_s=20.0,

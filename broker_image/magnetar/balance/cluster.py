@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, TopicLoad
 from magnetar.balance.settings import Settings
@@ -99,6 +100,11 @@ class Cluster:
     def namespace_counts(self) -> Counter[tuple[str, str]]:
         """Bundles by namespace and broker."""
         return Counter((bundle.namespace, bundle.broker) for bundle in self.bundles)
+
+    @cached_property
+    def derived(self) -> dict[tuple[str, Settings], Any]:
+        """What was computed of this cluster under some settings, to be used again."""
+        return {}
 
     def report(self, broker: str, settings: Settings) -> LoadReport | None:
         """Its report, unless it is stale."""

@@ -24,7 +24,8 @@ DEFAULT_DOMAIN = "default"
 
 @dataclass(frozen=True, slots=True)
 class IsolationPolicy:
-    """Pulsar's namespace isolation: regular expressions of namespaces and of brokers' hosts.
+    """Pulsar's namespace isolation: regular expressions of namespaces and of brokers, by
+    host or name.
 
     Secondaries join once fewer than `primaries_min` primaries are available, that is alive and not
     above `usage_max_percent`.
@@ -56,7 +57,7 @@ class Policies:
 
     def isolating(self, namespace: str) -> IsolationPolicy | None:
         return next(
-            (policy for policy in self.isolation if _matches(policy.namespaces, namespace)), None
+            (policy for policy in self.isolation if matches(policy.namespaces, namespace)), None
         )
 
     def group(self, namespace: str) -> str:
@@ -101,9 +102,10 @@ def _compiled(expression: str) -> re.Pattern[str] | None:
         return None
 
 
-def _matches(expressions: Iterable[str], text: str) -> bool:
+def matches(expressions: Iterable[str], *texts: str) -> bool:
+    """Whether one of the expressions is the whole of one of the texts."""
     return any(
-        pattern is not None and pattern.fullmatch(text) is not None
+        pattern is not None and any(pattern.fullmatch(text) for text in texts)
         for pattern in map(_compiled, expressions)
     )
 
@@ -121,15 +123,15 @@ def allowed(situation: Situation, namespace: str, staying: bool = False) -> tupl
         return tuple(
             name
             for name, host in serving
-            if not any(_matches(other.primary, host) for other in policies.isolation)
+            if not any(matches(other.primary, name, host) for other in policies.isolation)
         )
-    primary = [name for name, host in serving if _matches(policy.primary, host)]
+    primary = [name for name, host in serving if matches(policy.primary, name, host)]
     available = [
         name for name in primary if 100 * situation.usage(name) <= policy.usage_max_percent
     ]
     if len(available) >= policy.primaries_min and not staying:
         return tuple(primary)
-    secondary = [name for name, host in serving if _matches(policy.secondary, host)]
+    secondary = [name for name, host in serving if matches(policy.secondary, name, host)]
     return tuple(sorted({*primary, *secondary}))
 
 

@@ -9,6 +9,7 @@ the history of a bundle continues when its owner changes.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from magnetar.balance.settings import Settings
@@ -191,6 +192,11 @@ class Resource:
         """May be above 100; 0 without a limit."""
         return bounded(100 * self.usage / self.limit) if self.limit else 0.0
 
+    @property
+    def share(self) -> float:
+        """Usage over limit, in four digits."""
+        return round(self.percent / 100, 4)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadReport(Record):
@@ -254,12 +260,27 @@ def report_due(written: LoadReport | None, current: LoadReport, settings: Settin
         "message rate": _change_percent(written.rates.messages, current.rates.messages),
         "throughput": _change_percent(written.rates.throughput, current.rates.throughput),
         "bundles": _change_percent(written.bundles, current.bundles),
+        "load of bundles": _moved_percent(written.top, current.top),
         "usage": 100 * abs(current.weighted_usage(settings) - written.weighted_usage(settings)),
     }
     name, change = max(changes.items(), key=lambda item: item[1])
     if change > settings.report_percent:
         return f"{name} changed by {change:.0f} %"
     return None
+
+
+def _moved_percent(before: Iterable[BundleLoad], after: Iterable[BundleLoad]) -> float:
+    """How much of the load of the bundles that both reports name has changed its level."""
+    levels = {load.name: load.history.level.mean.rates.size for load in before}
+    pairs = [
+        (levels[load.name], load.history.level.mean.rates.size)
+        for load in after
+        if load.name in levels
+    ]
+    return _change_percent(
+        sum(level for level, _ in pairs),
+        sum(level for level, _ in pairs) + sum(abs(now - level) for level, now in pairs),
+    )
 
 
 def _change_percent(before: float, after: float) -> float:

@@ -14,7 +14,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from magnetar.balance.cluster import NOTES_MAX, Bundle, Move, Moved, Outcome
 from magnetar.balance.filters import Situation, allowed, candidates
@@ -40,29 +40,35 @@ def cost(rates: Rates, settings: Settings) -> float:
 def loads(situation: Situation) -> list[float]:
     """The load of every bundle, in the order of `cluster.bundles`.
 
-    A bundle that no report names gets an equal share of what its broker measured beyond the bundles
-    that are named.
+    A bundle that no report names gets an equal share of what its broker's report has beyond the
+    bundles that it names, those that have left since included.
     """
     cluster, settings = situation.cluster, situation.settings
-    idle = settings.bundle_cost
     found = [
         cost(bundle.level, settings) if bundle.history is not None else -1.0
         for bundle in cluster.bundles
     ]
     if min(found, default=0.0) >= 0:
         return found
-    rest = {name: cost(situation.rates(name), settings) for name in cluster.by_name}
-    unknown = Counter[str]()
-    for bundle, load in zip(cluster.bundles, found, strict=True):
-        if load < 0:
-            unknown[bundle.broker] += 1
-        elif bundle.broker in rest:
-            rest[bundle.broker] -= load
-    share = {name: max(idle, rest.get(name, idle) / count) for name, count in unknown.items()}
+    unknown = Counter(
+        bundle.broker for bundle, load in zip(cluster.bundles, found, strict=True) if load < 0
+    )
+    share = {name: _unnamed(situation, name, count) for name, count in unknown.items()}
     return [
         load if load >= 0 else share[bundle.broker]
         for bundle, load in zip(cluster.bundles, found, strict=True)
     ]
+
+
+def _unnamed(situation: Situation, broker: str, count: int) -> float:
+    """The load of each bundle that the report of its broker does not name."""
+    cluster, settings = situation.cluster, situation.settings
+    report = cluster.report(broker, settings) if broker in cluster.by_name else None
+    if report is None:
+        return settings.bundle_cost
+    named = sum(cost(load.history.level.mean.rates, settings) for load in report.top)
+    rest = cost(report.rates, settings) - named
+    return max(settings.bundle_cost, rest / max(report.bundles - len(report.top), count))
 
 
 def capacities(situation: Situation) -> dict[str, float]:
@@ -201,13 +207,51 @@ def _apart(
 def least_loaded(bundle: Bundle, names: Sequence[str], situation: Situation) -> str:
     """The candidate with the lowest load for its capacity once it has the bundle."""
     cluster, settings = situation.cluster, situation.settings
-    capacity = capacities(situation)
-    totals, own = dict.fromkeys(capacity, 0.0), settings.bundle_cost
-    for other, load in zip(cluster.bundles, loads(situation), strict=True):
-        if other.name == bundle.name:
-            own = load
-            continue
-        broker = situation.memory.preallocated.get(other.name, other.broker)
+    now = filled(situation)
+    known, capacity, totals = now.loads, now.capacities, dict(now.totals)
+
+    def move(name: str, load: float, broker: str) -> None:
+        if name in cluster.bundle and cluster.bundle[name].broker in totals:
+            totals[cluster.bundle[name].broker] -= load
         if broker in totals:
             totals[broker] += load
+
+    for other, broker in situation.memory.preallocated.items():
+        if other != bundle.name:
+            move(other, known.get(other, settings.bundle_cost), broker)
+    own = known.get(bundle.name, settings.bundle_cost)
+    move(bundle.name, own, "")
     return min(names, key=lambda name: ((totals[name] + own) / capacity[name], name))
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Loads by bundle, capacities and loads by broker."""
+
+    loads: dict[str, float]
+    capacities: dict[str, float]
+    totals: dict[str, float]
+
+    @property
+    def imbalance(self) -> float:
+        """The fullest broker over the mean; 1 without load."""
+        load, capacity = sum(self.totals.values()), sum(self.capacities.values())
+        if not load > 0:
+            return 1.0
+        return max(self.totals[name] / self.capacities[name] for name in self.totals) * (
+            capacity / load
+        )
+
+
+def filled(situation: Situation) -> Filled:
+    """How full brokers are; computed once per cluster and settings."""
+    cluster, key = situation.cluster, ("filled", situation.settings)
+    if key not in cluster.derived:
+        totals, known = dict.fromkeys(cluster.by_name, 0.0), {}
+        for bundle, load in zip(cluster.bundles, loads(situation), strict=True):
+            known[bundle.name] = load
+            if bundle.broker in totals:
+                totals[bundle.broker] += load
+        cluster.derived[key] = Filled(known, capacities(situation), totals)
+    found: Filled = cluster.derived[key]
+    return found

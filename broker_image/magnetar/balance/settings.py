@@ -133,6 +133,7 @@ class Settings:
     band: float = _setting(0.02, "plannerBand", 0.001, 1)
     band_trigger: float = _setting(0.05, "plannerTriggerBand", 0.001, 10)
     moves_max: int = _setting(1000, "plannerMovesMax", 1, 1000000)
+    moves_parallel: int = _setting(64, "plannerMovesParallelMax", 1, 10000)
     repeat_change: float = _setting(0.2, "plannerRepeatChange", 0, 100)
     message_bytes: float = _setting(4096, "plannerMessageBytes", 1, 1 << 30)
     bundle_cost: float = _setting(10.0, "plannerBundleCost", 0.001, _MANY)
@@ -159,6 +160,13 @@ class Settings:
     def named(self) -> dict[str, object]:
         """All settings by Pulsar's names."""
         return {name: getattr(self, entry.name) for name, entry in FIELDS.items()}
+
+
+def text_of(value: object) -> str:
+    """A value as `Settings.read` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 
-from magnetar.balance.load import HOT_TOPICS_MAX, REPORTED_BUNDLES_MAX, BundleLoad
+from magnetar.balance.load import HOT_TOPICS_MAX, REPORTED_BUNDLES_MAX, BundleLoad, TopicLoad
 from magnetar.balance.settings import Settings
 
 SYSTEM_TENANTS = ("pulsar", "sla-monitor")
@@ -54,4 +54,11 @@ def top_bundles(bundles: Iterable[BundleLoad], settings: Settings) -> tuple[Bund
             ],
         )
         for bundle in chosen
+    )
+
+
+def hot_topics(topics: Iterable[TopicLoad]) -> tuple[TopicLoad, ...]:
+    """The topics with most load, hottest first."""
+    return tuple(
+        heapq.nsmallest(HOT_TOPICS_MAX, topics, key=lambda topic: (-topic.rates.size, topic.name))
     )

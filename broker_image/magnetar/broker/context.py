@@ -16,6 +16,7 @@ from magnetar.broker.metrics import BrokerMetrics
 from magnetar.clock import Clock
 from magnetar.errors import StorageError
 from magnetar.hosting.advertised import Listeners
+from magnetar.hosting.computing import Compute, inline
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
@@ -37,7 +38,8 @@ class BrokerContext:
     brokers use; `listeners` has the addresses that clients get. `security` is how clients and other
     processes show who they are (None: no authentication). `tls` is how this process speaks TLS
     (None: it does not). `fail` ends this incarnation at once, with a reason: it acknowledges
-    nothing after the call.
+    nothing after the call. `compute` runs what would hold
+    the event loop.
     """
 
     settings: BrokerSettings
@@ -59,6 +61,7 @@ class BrokerContext:
     tls: TlsPort | None = None
     http_url_tls: str = ""
     number: str = ""
+    compute: Compute = inline
 
     def check_log(self) -> None:
         """Raises StorageFull or StorageError while appended records would wait long. For callers

@@ -19,7 +19,7 @@ import structlog
 
 from magnetar import __version__
 from magnetar.broker.bundles.leader import Leader
-from magnetar.broker.bundles.load import LoadReporter
+from magnetar.broker.bundles.load import load_work
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.commands.service import BrokerService
 from magnetar.broker.connections.connection import Connection
@@ -161,10 +161,11 @@ class Broker:
         self._keep_up("maintenance", self.maintenance.run)
         self.deletion_marks = DeletionMarks(self.context, self.views)
         self._keep_up("marks of deletions", self.deletion_marks.run)
-        self._keep_up(
-            "load report",
-            LoadReporter(self.context, self.service, lambda: self.lease_id, self._ports.usage).run,
-        )
+        usage = self._ports.usage
+        for name, run in load_work(
+            self.context, self.views, self.ownership, usage, lambda: self.lease_id
+        ):
+            self._keep_up(name, run)
         self._keep_up("life of topics", TopicExpiry(self.context, self.ownership).run)
         if self._identity.listeners.reread is not None:
             self._keep_up("listeners", self._follow_listeners)
@@ -197,6 +198,7 @@ class Broker:
             security=ports.security,
             tls=ports.tls,
             http_url_tls=identity.http_url_tls,
+            compute=ports.compute,
         )
 
     async def ended(self) -> str:

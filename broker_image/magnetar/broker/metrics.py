@@ -9,6 +9,7 @@ broker, so several brokers in one process (tests, simulation) do not mix.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,6 +21,26 @@ from magnetar.hosting.metrics import surprise_counters
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What a bundle has published and delivered here. Its topics add to it, per batch."""
+
+    messages_in: int = 0
+    bytes_in: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Messages in and out, bytes in and out."""
+        return self.messages_in, self.messages_out, self.bytes_in, self.bytes_out
+
+    def add(self, other: Traffic) -> None:
+        self.messages_in += other.messages_in
+        self.bytes_in += other.bytes_in
+        self.messages_out += other.messages_out
+        self.bytes_out += other.bytes_out
+
+
 class _HotCounters(Collector):
     """Exports the plain integers of the hot path under their metric names."""
 
@@ -27,12 +48,12 @@ class _HotCounters(Collector):
         self._metrics = metrics
 
     def collect(self) -> list[Metric]:
-        m = self._metrics
+        m, traffic = self._metrics, self._metrics.traffic()
         counters = {
-            "magnetar_messages_in": ("Messages published and durable", m.messages_in),
-            "magnetar_bytes_in": ("Bytes published and durable", m.bytes_in),
-            "magnetar_messages_out": ("Messages sent to consumers", m.messages_out),
-            "magnetar_bytes_out": ("Bytes sent to consumers", m.bytes_out),
+            "magnetar_messages_in": ("Messages published and durable", traffic.messages_in),
+            "magnetar_bytes_in": ("Bytes published and durable", traffic.bytes_in),
+            "magnetar_messages_out": ("Messages sent to consumers", traffic.messages_out),
+            "magnetar_bytes_out": ("Bytes sent to consumers", traffic.bytes_out),
             "magnetar_publish_errors": ("Publishes refused or failed", m.publish_errors),
             "magnetar_lookups": ("LOOKUP commands received", m.lookups),
             "magnetar_tail_cache_hits": ("Dispatch reads served from memory", m.tail_hits),
@@ -48,13 +69,45 @@ class _HotCounters(Collector):
         return found
 
 
+class BalanceMetrics:
+    """Metrics of load balancing."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.decisions = Counter(
+            "magnetar_balance_decisions",
+            "Decisions of load balancing by this broker as leader",
+            registry=registry,
+        )
+        self.moves = Counter(
+            "magnetar_balance_moves",
+            "Bundles that this broker as leader asked to move",
+            registry=registry,
+        )
+        self.splits = Counter(
+            "magnetar_balance_splits",
+            "Bundles split here because of their load",
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "magnetar_balance_decision_seconds",
+            "From the views to a decision",
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.imbalance = Gauge(
+            "magnetar_balance_imbalance",
+            "Load of the fullest broker over the mean, as the leader saw it; 0 elsewhere",
+            registry=registry,
+        )
+
+
 class BrokerMetrics:
     """All metrics of one broker."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.surprises = Surprises()
-        self.messages_in = self.bytes_in = self.messages_out = self.bytes_out = 0
+        self._ended, self._traffics = Traffic(), dict[int, Traffic]()
         self.publish_errors = self.tail_hits = self.tail_misses = self.lookups = 0
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         self.registry.register(_HotCounters(self))
@@ -96,7 +149,24 @@ class BrokerMetrics:
             "(txn_late_sends_as_ordinary)",
             registry=self.registry,
         )
+        self.balance = BalanceMetrics(self.registry)
         self.log_rolls = Counter("magnetar_log_rolls", "Log files rolled", registry=self.registry)
+
+    def begin(self, traffic: Traffic) -> None:
+        """Include the traffic of a bundle that is served from now on."""
+        self._traffics[id(traffic)] = traffic
+
+    def end(self, traffic: Traffic) -> None:
+        """Keep the counts of a bundle that is no longer served."""
+        if self._traffics.pop(id(traffic), None) is not None:
+            self._ended.add(traffic)
+
+    def traffic(self) -> Traffic:
+        """The traffic of all bundles since the start."""
+        total = replace(self._ended)
+        for traffic in self._traffics.values():
+            total.add(traffic)
+        return total
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Register a gauge that is read when scraped."""

@@ -17,6 +17,7 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
     from magnetar.broker.context import BrokerContext
+    from magnetar.broker.metrics import Traffic
     from magnetar.broker.reading.catalog import BundleCatalog, CompactedRead, Sources
     from magnetar.broker.reading.entry_index import EntryIndex, TailCache
     from magnetar.broker.replay.topic_transactions import TopicTransactions
@@ -294,6 +295,8 @@ class ServedBundle(Protocol):
     def tail_cache(self) -> TailCache: ...
     @property
     def catalog(self) -> BundleCatalog: ...
+    @property
+    def traffic(self) -> Traffic: ...
     @property
     def buffered(self) -> BufferedWork | None: ...
     @property

@@ -35,6 +35,7 @@ from magnetar.errors import (
 )
 from magnetar.hosting.access import CLOSED, INTERNAL, AccessOptions
 from magnetar.hosting.advertised import ListenerOptions
+from magnetar.hosting.computing import ComputeThread
 from magnetar.hosting.descriptors import divided_descriptors
 from magnetar.hosting.garbage import GarbageSchedule
 from magnetar.hosting.http import HttpListener
@@ -146,8 +147,17 @@ class BrokerProcess:
             http = HttpListener(
                 application, options.bind_host, options.http_port, connections_max=self._shares.http
             )
+            compute = ComputeThread()
             ports = ProcessPorts(
-                self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls
+                self._clock,
+                AsyncioNetwork(),
+                volume,
+                store,
+                lease,
+                ProcessUsage(),
+                security,
+                tls,
+                compute,
             )
             try:
                 identity = await self._identity(http, tls)
@@ -157,6 +167,7 @@ class BrokerProcess:
             finally:
                 if self._collecting is not None:
                     self._collecting.cancel()
+                compute.close()
                 await http.close()
                 await volume.close()
 
@@ -310,7 +321,8 @@ class BrokerProcess:
         """Messages in and out of the current incarnation."""
         if self.broker is None:
             return 0
-        return self.broker.metrics.messages_in + self.broker.metrics.messages_out
+        traffic = self.broker.metrics.traffic()
+        return traffic.messages_in + traffic.messages_out
 
     async def _until_over(self, broker: Broker) -> None:
         stopping = asyncio.ensure_future(self._stopping.wait())

@@ -28,13 +28,18 @@ def variable(setting: str) -> str:
     return ENVIRONMENT_PREFIX + setting.upper()
 
 
+def bounded_fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The settings of dataclass `kind` that are numbers with bounds."""
+    return tuple(found for found in dataclasses.fields(kind) if found.metadata)
+
+
 def environment_values(
     kind: Any, environment: Mapping[str, str], memory_limit_bytes: int | None
 ) -> dict[str, Any]:
     """The settings of dataclass `kind` that the environment or the memory limit gives; others have
     their defaults. Raises InvalidRequest naming variable and value."""
     values: dict[str, Any] = {}
-    for setting in dataclasses.fields(kind):
+    for setting in bounded_fields(kind):
         text = environment.get(variable(setting.name))
         if text is None:
             if memory_limit_bytes is not None and (share := setting.metadata["share"]):
@@ -53,7 +58,7 @@ def environment_values(
 
 def check_bounds(settings: Any) -> None:
     """Raises InvalidRequest naming variable, value and bounds of a setting that is out of them."""
-    for setting in dataclasses.fields(settings):
+    for setting in bounded_fields(settings):
         value, bounds = getattr(settings, setting.name), setting.metadata
         if not bounds["low"] <= value <= bounds["high"]:
             raise InvalidRequest(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from magnetar.clock import Clock
 from magnetar.hosting.advertised import ListenerOptions
+from magnetar.hosting.computing import Compute, inline
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
 from magnetar.storage.volumes.volume import Volume
@@ -39,13 +40,14 @@ class Usage(Protocol):
     """What the machine gives to this process."""
 
     cores: float
+    memory_limit_bytes: int
 
     def cpu_seconds(self) -> float:
         """CPU time used so far."""
         ...
 
-    def memory_share(self) -> float:
-        """Resident memory over the limit that ends the process, 0..1."""
+    def memory_bytes(self) -> int:
+        """Resident memory."""
         ...
 
 
@@ -61,6 +63,7 @@ class ProcessPorts:
     usage: Usage
     security: Authenticator | None = None
     tls: TlsPort | None = None
+    compute: Compute = inline
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
 """Settings and limits of a broker.
 
 Owns: every named limit and interval of the server, with its unit, default and bounds. Imports:
-errors, bounded, storage.log.blocks. Invariant: the largest message that may be allowed fits into a
-block of the log, whatever the names of its topic and producer.
+balance.settings, errors, bounded, storage.log.blocks. Invariant: the largest message that may be
+allowed fits into a block of the log, whatever the names of its topic and producer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from magnetar.balance.settings import FIELDS as BALANCE_FIELDS
+from magnetar.balance.settings import PLANNER, Settings
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.bounded import bounded, check_bounds, environment_values, variable
 from magnetar.storage.log.blocks import BLOCK_BODY_BYTES_MAX
@@ -18,6 +21,10 @@ _KIB, _MIB = 1 << 10, 1 << 20
 ENTRY_HEAD_BYTES_MAX = 8 * _KIB
 """A little less than what a frame may have beyond `max_message_bytes`: what is too large by less
 is refused alone, the rest with its connection."""
+
+
+BALANCE = Settings(shedder=PLANNER, placement=PLANNER, report_max_minutes=1)
+"""The defaults of load balancing that are not Pulsar's. The autoscaler, too, reads the reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +173,6 @@ class BrokerSettings:
     orphans_parallel_max: int = bounded(
         64, 1, 10_000, "orphaned bundles that the leader assigns at the same time"
     )
-    rebalance_bundles: int = bounded(
-        1, 0, 1, "1: the leader balances bundles between brokers, 0: they stay while theirs lives"
-    )
     move_pin_s: float = bounded(
         86_400.0, 0, 1 << 31, "how long load balancing leaves a bundle moved by hand; 0: not at all"
     )
@@ -311,7 +315,11 @@ class BrokerSettings:
         "1: a message that names a committed transaction is published as an ordinary one, for "
         "batching Go producers; 0: it is refused",
     )
-    load_report_s: float = bounded(5.0, 0.1, 600, "interval of the load report")
+    load_report_s: float = bounded(
+        5.0, 0.1, 600, "interval of looking at the load, which is reported if it has changed"
+    )
+    balance: Settings = BALANCE
+    """Load balancing, by Pulsar's names: docs/load-balancing.md."""
 
     @staticmethod
     def from_environment(
@@ -319,7 +327,8 @@ class BrokerSettings:
     ) -> BrokerSettings:
         """Read MAGNETAR_<NAME> for every setting; without it the memory limit sizes some, and the
         others have their defaults. Raises InvalidRequest naming variable, value and bounds."""
-        return BrokerSettings(**environment_values(BrokerSettings, environment, memory_limit_bytes))
+        values = environment_values(BrokerSettings, environment, memory_limit_bytes)
+        return BrokerSettings(**values, balance=_balance_of(environment))
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -329,6 +338,13 @@ class BrokerSettings:
                 f"messages of {self.max_message_bytes} bytes: "
                 f"use at least {4 * self.max_message_bytes}"
             )
+
+    @property
+    def balance_defaults(self) -> Settings:
+        """`balance`, with `load_report_s` unless Pulsar's name for it is set."""
+        if self.balance.look_ms != BALANCE.look_ms:
+            return self.balance
+        return dataclasses.replace(self.balance, look_ms=round(1000 * self.load_report_s))
 
     @property
     def reserve_bytes(self) -> int:
@@ -365,3 +381,12 @@ class BrokerSettings:
             BLOCK_BODY_BYTES_MAX,
             self.log_file_bytes - 8 * _KIB,
         )
+
+
+def _balance_of(environment: Mapping[str, str]) -> Settings:
+    named = {
+        name: environment[variable(name)]
+        for name in BALANCE_FIELDS
+        if variable(name) in environment
+    }
+    return Settings.read({**BALANCE.named(), **named})

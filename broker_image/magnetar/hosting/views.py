@@ -1,7 +1,7 @@
 """Live mirrors of prefixes of the metadata store.
 
 Owns: list-then-watch, resumption after an outage or a compaction, and the mirrors every broker
-keeps. Imports: metadata, clock, errors, asyncio. Invariants: a view shows one revision's changes
+keeps. Imports: balance.load, metadata, clock, errors, asyncio. Invariants: a view shows one revision's changes
 together; it never goes back to an older revision; while the store cannot be reached it keeps its
 last state (safe: everything that acts on it compares revisions or checks a claim).
 """
@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
+from magnetar.balance.load import LoadReport
 from magnetar.clock import Clock, back_off_s
 from magnetar.errors import Compacted, StoreError
 from magnetar.hosting.background import Surprises
@@ -25,8 +26,8 @@ from magnetar.metadata.codec import Record
 from magnetar.metadata.records import (
     BundleRecord,
     CordonRecord,
+    DocumentsRecord,
     IncarnationRecord,
-    LoadRecord,
     NamespaceRecord,
     PartitionedTopicRecord,
     TopicPoliciesRecord,
@@ -208,9 +209,10 @@ class ClusterViews:
     incarnations: StoreView[IncarnationRecord]
     namespaces: StoreView[NamespaceRecord]
     cordons: StoreView[CordonRecord]
-    load: StoreView[LoadRecord]
+    load: StoreView[LoadReport]
     policies: StoreView[TopicPoliciesRecord]
     topics: StoreView[PartitionedTopicRecord]
+    documents: StoreView[DocumentsRecord]
 
     @staticmethod
     def create(store: MetadataStore, clock: Clock, surprises: Surprises) -> ClusterViews:
@@ -219,9 +221,10 @@ class ClusterViews:
             StoreView(store, clock, keys.INCARNATIONS, IncarnationRecord, surprises),
             StoreView(store, clock, keys.NAMESPACES, NamespaceRecord, surprises),
             StoreView(store, clock, keys.CORDONS, CordonRecord, surprises),
-            StoreView(store, clock, keys.LOAD, LoadRecord, surprises),
+            StoreView(store, clock, keys.LOAD, LoadReport, surprises),
             StoreView(store, clock, keys.POLICIES, TopicPoliciesRecord, surprises),
             StoreView(store, clock, keys.TOPICS, PartitionedTopicRecord, surprises),
+            StoreView(store, clock, keys.DOCUMENTS, DocumentsRecord, surprises),
         )
 
     async def start(self) -> None:
@@ -241,4 +244,5 @@ class ClusterViews:
             self.load,
             self.policies,
             self.topics,
+            self.documents,
         )

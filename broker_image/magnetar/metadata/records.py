@@ -24,6 +24,11 @@ INTERNAL_LISTENER = "internal"
 """The listener that every broker has."""
 OVER_TLS = "/tls"
 """What the name of a listener is followed by where its addresses with TLS stand."""
+BROKER_CONFIGURATION = "brokerConfiguration"
+FAILURE_DOMAINS = "failureDomains"
+ISOLATION_POLICIES = "namespaceIsolationPolicies"
+"""Groups of documents that brokers act on; the latter two are followed by a slash and the
+cluster."""
 COORDINATORS_MAX = 16
 """Transaction coordinators of one cluster."""
 
@@ -158,24 +163,6 @@ class IncarnationRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRecord(Record):
-    """`load/<id>`, bound to the lease: what the balancer sees."""
-
-    broker: str
-    updated_ms: int
-    bundles: int
-    topics: int
-    producers: int
-    consumers: int
-    message_rate_in: float
-    message_rate_out: float
-    bytes_rate_in: float
-    bytes_rate_out: float
-    cpu_usage: float
-    memory_usage: float
-
-
-@dataclass(frozen=True, slots=True)
 class LogFileRecord(Record):
     """`logs/<incarnation>/<n>`: a sealed log file. `length` copies the sealed length in storage."""
 
@@ -241,8 +228,7 @@ class ClusterDataRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class DocumentsRecord(Record):
-    """`documents/<group>`: what administrators stored, by name; it has no effect and is returned
-    as it came."""
+    """`documents/<group>`: what administrators stored, by name; it is returned as it came."""
 
     documents: dict[str, Any]
 

@@ -15,6 +15,7 @@ CHECKPOINTS = "checkpoints"
 MANIFESTS = "manifests"
 SEGMENTS = "segments"
 BACKUPS = "backups"
+DECISIONS = "decisions"
 COORDINATORS = "coordinators"
 STORAGE_ID = "cluster/storage-id"
 RESTORE = "cluster/restore"
@@ -169,3 +170,16 @@ def segments_of(bundle: BundleName) -> str:
 
 def segment(bundle: BundleName, stem: str) -> str:
     return f"segments/{bundle}/{stem}.seg"
+
+
+def decision_name(at_ms: int, term: int, size: int) -> str:
+    """A record of what the load balancer decided, of `size` bytes."""
+    return f"{DECISIONS}/{at_ms:015d}-{term:020d}-{size:08d}"
+
+
+def decision_place(name: str) -> tuple[int, int] | None:
+    """Time and size of a decision's record; None for any other name."""
+    parts = name.removeprefix(f"{DECISIONS}/").split("-")
+    if not name.startswith(f"{DECISIONS}/") or len(parts) != 3 or not all(map(str.isdigit, parts)):
+        return None
+    return int(parts[0]), int(parts[2])

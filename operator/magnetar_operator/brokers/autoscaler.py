@@ -35,8 +35,8 @@ from magnetar_operator.pods.rolling import RollPlan
 
 LOOK_S = 10.0
 STALE_S = 1.0
-REPORT_INTERVAL_S = 5.0
-"""The brokers' default for load_report_s."""
+REPORT_INTERVAL_S = 60.0
+"""Brokers report at least once in so much time."""
 REPORTS_MISSED_MAX = 3
 
 
@@ -116,10 +116,10 @@ def _sight(
             broker=broker,
             age_s=(wall_ms - load.updated_ms) / 1000,
             bundles=load.bundles,
-            cpu=load.cpu_usage,
-            memory=load.memory_usage,
-            messages=load.message_rate_in + load.message_rate_out,
-            bytes=load.bytes_rate_in + load.bytes_rate_out,
+            cpu=load.cpu.share,
+            memory=load.memory.share,
+            messages=load.rates.messages,
+            bytes=load.rates.throughput,
         )
         for broker, load in sorted(loads.items())
     ]

@@ -1,7 +1,7 @@
 """What a cluster's metadata store says.
 
 Owns: reading brokers, bundles and cordons in one picture, and who each bundle belongs to. Imports:
-magnetar.metadata. Invariants: cordons are read before bundles, so a bundle count that follows a
+magnetar.metadata, load reports. Invariants: cordons are read before bundles, so a bundle count that follows a
 cordon was read after it was written; a bundle whose owner's incarnation has died still counts for
 that broker, because its record still names it.
 """
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from magnetar.balance.load import LoadReport
 from magnetar.metadata import keys
 from magnetar.metadata.codec import Record
 from magnetar.metadata.records import (
@@ -23,7 +24,6 @@ from magnetar.metadata.records import (
     ClusterRecord,
     CordonRecord,
     IncarnationRecord,
-    LoadRecord,
     RestoreRequestRecord,
 )
 from magnetar.metadata.store import MetadataStore
@@ -50,7 +50,7 @@ class ClusterState:
     cordons: Mapping[str, Cordon]
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stopping: frozenset[str] = frozenset()
-    loads: Mapping[str, LoadRecord] = field(default_factory=dict)
+    loads: Mapping[str, LoadReport] = field(default_factory=dict)
     copies: BackupReportRecord | None = None
     restored_for: str = ""
 
@@ -72,7 +72,11 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         cordons = await records_below(store, keys.CORDONS, CordonRecord)
         incarnations = await records_below(store, keys.INCARNATIONS, IncarnationRecord)
         bundles = await records_below(store, keys.BUNDLES, BundleRecord)
-        loads = await records_below(store, keys.LOAD, LoadRecord) if with_loads else {}
+        loads = (
+            [LoadReport.read(item.value) for item in (await store.range(keys.LOAD)).items]
+            if with_loads
+            else []
+        )
         cluster = await store.get(keys.CLUSTER)
         copies = await store.get(keys.BACKUP_REPORT)
         restored = await store.get(keys.RESTORE_REQUEST)
@@ -84,8 +88,7 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         held=held_bundles(bundles, incarnations, cordons),
         stopping=frozenset(record.broker for record in incarnations.values() if record.draining),
         loads={
-            record.broker: record
-            for record in sorted(loads.values(), key=lambda record: record.updated_ms)
+            record.broker: record for record in sorted(loads, key=lambda record: record.updated_ms)
         },
         restored_for=RestoreRequestRecord.decode(restored.value).request
         if restored is not None

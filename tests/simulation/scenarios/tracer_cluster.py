@@ -121,12 +121,13 @@ class SimulatedUsage:
     """A machine that is always half used."""
 
     cores = 2.0
+    memory_limit_bytes = 1 << 30
 
     def cpu_seconds(self) -> float:
         return 0.0
 
-    def memory_share(self) -> float:
-        return 0.5
+    def memory_bytes(self) -> int:
+        return 1 << 29
 
 
 class Cluster(World):

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from magnetar.balance.cluster import ARRIVAL_MS, Broker, Bundle, Cluster, Memory, Moved, Outcome
 from magnetar.balance.filters import IsolationPolicy, Policies, Situation
-from magnetar.balance.load import History, LoadReport, Rates, Resource
+from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, Resource
 from magnetar.balance.placement import place
 from magnetar.balance.planner import capacities, cost, loads, plan
 from magnetar.balance.rebalance import Problem, rebalance
+from magnetar.balance.settings import Settings
 from tests.support.balance import MINUTE_MS, NOW_MS, broker, bundles, name_of, rates, situation
 
 PLANNER: dict[str, object] = {
@@ -240,12 +241,16 @@ def test_a_bundle_is_not_moved_twice_unless_its_load_changes() -> None:
 
 
 def test_an_unmeasured_bundle_counts_with_its_share_of_the_rest() -> None:
-    """Reports name the top bundles only."""
+    """Reports name the top bundles only. What has moved since is not shared out among the rest."""
     named = bundles("b1", [rates(400)])
+    top = (BundleLoad(named[0].name, History.steady(rates(400))),)
     rest = tuple(Bundle(name_of(at), "b1") for at in (7, 8, 9))
     orphan = Bundle(name_of(10))
-    now = situation([broker("b1", messages=1000)], [*named, *rest, orphan])
+    now = situation([broker("b1", messages=1000, top=top)], [*named, *rest, orphan])
     assert loads(now) == pytest.approx([410, 200, 200, 200, 10])
+    moved = (replace(named[0], broker="b2"), *named[1:])
+    now = situation([broker("b1", messages=1000, top=top), broker("b2")], [*moved, *rest])
+    assert loads(now) == pytest.approx([410, 200, 200, 200])
 
 
 def test_cost_counts_bytes() -> None:
@@ -412,3 +417,12 @@ def test_one_load_that_hides_all_others() -> None:
     """Once its broker has left the mean, rounding leaves nothing of the rest."""
     found = rebalance(Problem([1.0, 1e-38, 1e-38], [0, 1, 1], [1.0, 0.5, 1.0]))
     assert {step.bundle for step in found.steps} <= {1, 2}
+
+
+def test_brokers_that_have_not_reported_are_alike() -> None:
+    """A cluster that has just started is balanced by number."""
+    bundles = tuple(Bundle(f"t/n/0x{at:08x}_0x{at + 1:08x}", "a") for at in range(4))
+    cluster = Cluster(0, (Broker("a"), Broker("b")), bundles)
+    outcome = plan(Situation(cluster, settings=Settings.read(PLANNER)))
+    assert {move.destination for move in outcome.moves} == {"b"}
+    assert len(outcome.moves) == 2

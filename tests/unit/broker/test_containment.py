@@ -344,15 +344,16 @@ async def test_the_leader_passes_over_what_it_cannot_deal_with(
 
             return part
 
-        names = ["_retire", "_unstick", "_adopt_orphans", "_spread"]
+        names = ["_retire", "_unstick", "_adopt_orphans", "cycle"]
         with monkeypatch.context() as patched:
             for name in names:
-                patched.setattr(leader, name, surprising(name))
+                owner = leader._balancer if name == "cycle" else leader
+                patched.setattr(owner, name, surprising(name))
             await leader.patrol(leader._election.guard())
         assert parts == names
         assigned: list[str] = []
 
-        async def assign(name: str, _guard: object) -> None:
+        async def assign(name: str, *_guard: object) -> None:
             assigned.append(name)
             if len(assigned) == 1:
                 raise RuntimeError("unforeseen")

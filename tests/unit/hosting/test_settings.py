@@ -12,7 +12,7 @@ import pytest
 from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.connections.send_group import SendGroup
 from magnetar.errors import InvalidRequest
-from magnetar.hosting.bounded import ENVIRONMENT_PREFIX
+from magnetar.hosting.bounded import ENVIRONMENT_PREFIX, bounded_fields
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata.records import LogPosition
 from magnetar.names import NAME_LENGTH_MAX
@@ -22,7 +22,7 @@ from magnetar.storage.volumes.posix import PosixVolume
 from tests.support.logs import INCARNATION, open_writer, run_on_volume
 
 DEFAULTS = BrokerSettings()
-SETTINGS = dataclasses.fields(BrokerSettings)
+SETTINGS = bounded_fields(BrokerSettings)
 NAMES = [setting.name for setting in SETTINGS]
 BOUNDS = {setting.name: setting.metadata for setting in SETTINGS}
 MESSAGE = BOUNDS["max_message_bytes"]

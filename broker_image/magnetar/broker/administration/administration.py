@@ -7,10 +7,12 @@ refused while the broker starts or stops.
 
 from __future__ import annotations
 
+from magnetar.broker.administration.balance import Balance
 from magnetar.broker.administration.brokers import Brokers
 from magnetar.broker.administration.bundles import Bundles
 from magnetar.broker.administration.clusters import Clusters
 from magnetar.broker.administration.documents import Documents
+from magnetar.broker.administration.dynamic_settings import DynamicSettings
 from magnetar.broker.administration.explain import Explanations
 from magnetar.broker.administration.health import Health
 from magnetar.broker.administration.messages import Messages
@@ -31,6 +33,8 @@ class BrokerAdministration:
     def __init__(self, process: Process) -> None:
         site = Site(process)
         self.health, self.clusters, self.documents = Health(site), Clusters(site), Documents(site)
+        self.balance = Balance(site)
+        self.dynamic_settings = DynamicSettings(site, self.documents)
         self.operations, self.explanations = Operations(site), Explanations(site)
         self.messages, self.transactions = Messages(site), TransactionFacts(site)
         self.policies, self.subscriptions, self.moves = (

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from typing import Any
 
+from magnetar.balance.load import BundleLoad, LoadReport, Resource
+from magnetar.balance.settings import text_of
 from magnetar.broker.administration.clusters import Clusters
 from magnetar.broker.administration.moves import address_of_broker, addresses_of_broker
 from magnetar.broker.administration.namespaces import Namespaces
@@ -26,8 +27,10 @@ from magnetar.client import Client
 from magnetar.client.connection import Credentials
 from magnetar.clock import elapsed_ms
 from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
+from magnetar.hosting.bounded import bounded_fields
+from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleState, IncarnationRecord, LoadRecord
+from magnetar.metadata.records import BundleState, IncarnationRecord
 from magnetar.names import CLUSTER_NAME, SYSTEM_NAMESPACE, TopicName, initial_boundaries
 from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.storage.turns import Turns
@@ -175,9 +178,12 @@ class Brokers:
 
     def configuration(self) -> dict[str, str]:
         settings = self._site.broker.context.settings
-        return {
-            field.name: str(getattr(settings, field.name)) for field in dataclasses.fields(settings)
+        numbers = {
+            field.name: str(getattr(settings, field.name))
+            for field in bounded_fields(BrokerSettings)
         }
+        balance = self._site.broker.ownership.balance.current.named()
+        return numbers | {name: text_of(value) for name, value in balance.items()}
 
     def internal_configuration(self) -> dict[str, Any]:
         """Pulsar's InternalConfigurationData; there are no ledgers in BookKeeper, and the store
@@ -193,7 +199,7 @@ class Brokers:
     # --- load and statistics ----------------------------------------------------------------------
 
     def metrics_json(self) -> list[dict[str, Any]]:
-        metrics = self._site.broker.context.metrics
+        traffic = self._site.broker.context.metrics.traffic()
         counts = self._site.broker.service.counts()
         named = dict(
             zip(
@@ -202,8 +208,8 @@ class Brokers:
                 strict=True,
             )
         )
-        named |= {"brk_msg_in": metrics.messages_in, "brk_bytes_in": metrics.bytes_in}
-        named |= {"brk_msg_out": metrics.messages_out, "brk_bytes_out": metrics.bytes_out}
+        named |= {"brk_msg_in": traffic.messages_in, "brk_bytes_in": traffic.bytes_in}
+        named |= {"brk_msg_out": traffic.messages_out, "brk_bytes_out": traffic.bytes_out}
         return [
             {
                 "metrics": named,
@@ -216,7 +222,7 @@ class Brokers:
         broker = self._site.broker
         context = broker.context
         viewed = broker.views.load.get(broker.incarnation)
-        load = viewed.record if viewed is not None else None
+        load = viewed.record if viewed is not None else LoadReport(context.broker, 0)
         bundles = sorted(broker.ownership.owned)
         return {
             "loadReportType": "LocalBrokerData",
@@ -225,18 +231,20 @@ class Brokers:
             "persistentTopicsEnabled": True,
             "nonPersistentTopicsEnabled": True,
             "brokerVersionString": _version(broker),
-            "lastUpdate": load.updated_ms if load is not None else 0,
-            "cpu": {"usage": _percent(load, "cpu_usage"), "limit": 100.0},
-            "memory": {"usage": _percent(load, "memory_usage"), "limit": 100.0},
-            "lastStats": {},
-            "msgRateIn": load.message_rate_in if load is not None else 0.0,
-            "msgRateOut": load.message_rate_out if load is not None else 0.0,
-            "msgThroughputIn": load.bytes_rate_in if load is not None else 0.0,
-            "msgThroughputOut": load.bytes_rate_out if load is not None else 0.0,
+            "lastUpdate": load.updated_ms,
+            "cpu": _in_percent(load.cpu),
+            "memory": _in_percent(load.memory),
+            "bandwidthIn": _in_kilobits(load.bandwidth_in),
+            "bandwidthOut": _in_kilobits(load.bandwidth_out),
+            "lastStats": {bundle.name: _bundle_stats(bundle) for bundle in load.top},
+            "msgRateIn": load.rates.messages_in,
+            "msgRateOut": load.rates.messages_out,
+            "msgThroughputIn": load.rates.bytes_in,
+            "msgThroughputOut": load.rates.bytes_out,
             "numBundles": len(bundles),
-            "numTopics": load.topics if load is not None else 0,
-            "numProducers": load.producers if load is not None else 0,
-            "numConsumers": load.consumers if load is not None else 0,
+            "numTopics": load.topics,
+            "numProducers": load.producers,
+            "numConsumers": load.consumers,
             "bundles": bundles,
         }
 
@@ -320,8 +328,27 @@ async def _publish_and_read(broker: Broker, client: Client, topic: TopicName) ->
         pass
 
 
-def _percent(load: LoadRecord | None, field: str) -> float:
-    return round(100 * float(getattr(load, field)), 2) if load is not None else 0.0
+def _in_percent(resource: Resource) -> dict[str, float]:
+    return {"usage": round(resource.percent, 2), "limit": 100.0}
+
+
+def _in_kilobits(resource: Resource) -> dict[str, float]:
+    return {"usage": resource.usage * 8 / 1000, "limit": resource.limit * 8 / 1000}
+
+
+def _bundle_stats(bundle: BundleLoad) -> dict[str, float]:
+    """Pulsar's NamespaceBundleStats."""
+    rates = bundle.history.level.mean.rates
+    return {
+        "msgRateIn": rates.messages_in,
+        "msgRateOut": rates.messages_out,
+        "msgThroughputIn": rates.bytes_in,
+        "msgThroughputOut": rates.bytes_out,
+        "topics": bundle.topics,
+        "producerCount": bundle.producers,
+        "consumerCount": bundle.consumers,
+        "cacheSize": 0,
+    }
 
 
 def _version(broker: Broker) -> str:

@@ -6,12 +6,20 @@ Invariant: one group is one record and holds at most `DOCUMENTS_MAX`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from magnetar.balance.filters import matches
+from magnetar.broker.administration.moves import addresses_of_broker
 from magnetar.broker.administration.site import Site
+from magnetar.broker.bundles.balancing.policies import (
+    isolation_policies,
+    isolation_policy,
+)
 from magnetar.errors import LimitExceeded
 from magnetar.metadata import keys
-from magnetar.metadata.records import DocumentsRecord
+from magnetar.metadata.records import ISOLATION_POLICIES, DocumentsRecord
+from magnetar.names import CLUSTER_NAME
 
 DOCUMENTS_MAX = 1000
 """Documents of one group, which are one record."""
@@ -28,7 +36,10 @@ class Documents:
         return dict(DocumentsRecord.decode(item.value).documents) if item is not None else {}
 
     async def write_document(self, group: str, name: str, value: Any) -> None:
-        """Raises LimitExceeded if a group would hold more than `DOCUMENTS_MAX`."""
+        """Raises LimitExceeded if a group would hold more than `DOCUMENTS_MAX`, InvalidRequest for
+        an isolation policy that no decision could read."""
+        if value is not None and group.startswith(f"{ISOLATION_POLICIES}/"):
+            isolation_policy(name, value)
 
         def change(current: DocumentsRecord | None) -> DocumentsRecord | None:
             found = {**(current.documents if current is not None else {}), name: value}
@@ -40,3 +51,27 @@ class Documents:
             return DocumentsRecord(kept) if kept else None
 
         await self._site.change(keys.documents(group), DocumentsRecord, change)
+
+    async def isolation_of(self, broker: str) -> dict[str, Any]:
+        """The first policy that names a broker, by its address, as primary or secondary."""
+        texts = {broker, broker.rpartition(":")[0]}
+        for viewed in self._site.broker.views.incarnations.items.values():
+            if broker in addresses_of_broker(viewed.record):
+                texts.add(viewed.record.broker)
+        stored = await self.documents(f"{ISOLATION_POLICIES}/{CLUSTER_NAME}")
+        for policy in isolation_policies(stored):
+            primary = matches(policy.primary, *texts)
+            if primary or matches(policy.secondary, *texts):
+                return _isolation(broker, policy.name, policy.namespaces, primary)
+        return _isolation(broker, None, (), False)
+
+
+def _isolation(
+    broker: str, policy: str | None, namespaces: Sequence[str], primary: bool
+) -> dict[str, Any]:
+    return {
+        "brokerName": broker,
+        "policyName": policy,
+        "namespaceRegex": list(namespaces),
+        "primary": primary,
+    }

@@ -10,6 +10,7 @@ or whose owner hangs, is explained too; every list is bounded and says if it was
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,7 +20,13 @@ from magnetar.broker.administration.peers import ask_broker
 from magnetar.broker.administration.site import Site
 from magnetar.broker.reading.log_keys import sealed_files
 from magnetar.broker.upkeep.collection_facts import REWRITE
-from magnetar.errors import InvalidRequest, MagnetarError, StorageError, StoreError
+from magnetar.errors import (
+    InvalidRequest,
+    MagnetarError,
+    ServiceNotReady,
+    StorageError,
+    StoreError,
+)
 from magnetar.metadata import keys
 from magnetar.metadata.election import LeaderRecord
 from magnetar.metadata.records import (
@@ -32,7 +39,6 @@ from magnetar.metadata.records import (
     PartitionedTopicRecord,
 )
 from magnetar.names import BundleName, TopicName, bundle_of, bundles_of
-from magnetar.ownership.placement import least_loaded
 from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.manifest import Manifest, load_manifest
 
@@ -69,7 +75,7 @@ class Explanations:
         facts["recovery"] = self._recovery(record, facts["owned"], sealed)
         facts["log_files"] = await self._log_files(name, record, manifest, sealed)
         facts["jobs"] = await self._jobs(name)
-        facts["new owners"] = self._candidates(record)
+        facts["new owners"] = await self._candidates(str(name), record)
         facts["lease_s"] = self._site.broker.context.settings.lease_ttl_s
         facts["now_ms"] = self._site.broker.context.clock.wall_ms()
         return {**facts, **explain_in_words(facts)}
@@ -370,16 +376,13 @@ class Explanations:
             }
         )
 
-    def _candidates(self, record: BundleRecord | None) -> dict[str, Any]:
+    async def _candidates(self, name: str, record: BundleRecord | None) -> dict[str, Any]:
         """Who may be given the bundle if its owner goes, the most likely one first."""
-        views = self._site.broker.views
-        counts: dict[str, int] = {}
-        for viewed in views.bundles.items.values():
-            counts[viewed.record.incarnation] = counts.get(viewed.record.incarnation, 0) + 1
-        candidates = dict(self._site.broker.ownership.assigner.candidates())
-        if record is not None:
-            candidates.pop(record.incarnation, None)
-        first = least_loaded(candidates, counts, 0) if candidates else ""
+        assigner, first = self._site.broker.ownership.assigner, ""
+        owner = {record.incarnation} if record is not None else set()
+        with contextlib.suppress(ServiceNotReady):
+            first = await assigner.placer.choose(name, owner, keep=False)
+        candidates = assigner.candidates() - owner
         return {"first": _broker_of(first), "all": sorted(map(_broker_of, candidates))}
 
 

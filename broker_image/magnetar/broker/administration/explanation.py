@@ -15,6 +15,7 @@ from magnetar.amounts import age_text, size_text
 
 Facts = Mapping[str, Any]
 NAMES_MAX = 5
+BALANCED = "load balancing: "
 _GONE = re.compile(r"(?P<incarnation>\S+) is gone")
 _STUCK = re.compile(r"Assigning by (?P<incarnation>\S+) for (?P<seconds>\d+) s")
 _SPLIT = re.compile(r"split (?:of|from) (?P<parent>\S+)")
@@ -216,11 +217,14 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
             f"It is a part of {split['parent']}, which was split; children begin where their "
             "parent was served."
         )
+    if reason.startswith(BALANCED):
+        return (
+            f"The leader balances load: it moved this bundle from {before} to {owner} "
+            f"({reason.removeprefix(BALANCED)})."
+        )
     known = {
         "lookup": f"No broker had it when a client looked up a topic of it, and {owner} was the "
         "least loaded broker then.",
-        "spread over brokers": f"The leader balances the number of bundles: {before} had two or "
-        f"more above {owner}.",
         "unload requested": f"An administrator unloaded it from {before}, and {owner} was chosen or "
         "the least loaded.",
         "its namespace was deleted": "Its namespace was deleted: it is to be Free, with nothing in "

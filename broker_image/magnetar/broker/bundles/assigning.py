@@ -2,7 +2,7 @@
 
 Owns: what any broker, and the leader, may write about bundles that it does not serve: assigning an
 orphan, asking an owner to transfer a bundle; and which incarnations may be assigned bundles.
-Imports: ownership rules and placement, metadata. Source: transition rule of PIP-192. Invariants: a
+Imports: ownership rules, balancing, metadata. Source: transition rule of PIP-192. Invariants: a
 decision is made on the store's own state of the bundle and committed by compare-and-swap on it; a
 wrong choice of a destination costs a move, never data; an outage of the store that ends every lease
 takes no bundle from its owner.
@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable
 
 import structlog
 
+from magnetar.broker.bundles.balancing.placing import Placer
+from magnetar.broker.bundles.balancing.reports import Reports
+from magnetar.broker.bundles.balancing.settings import BalanceSettings
 from magnetar.broker.bundles.records import BundleRecords
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StoreError
 from magnetar.hosting.shared_task import SharedTasks, outcome
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, LoadRecord, NamespaceRecord
+from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord
 from magnetar.metadata.store import Compare, KeyValue
 from magnetar.names import BundleName, bundles_of
 from magnetar.ownership import rules as rules
-from magnetar.ownership.placement import least_loaded
 
 log = structlog.get_logger(__name__)
 
@@ -43,15 +43,17 @@ class Assigner:
     """Writes Assigning for orphans and Releasing for what is to move. `leaving`: this
     incarnation takes no more bundles."""
 
-    def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        views: ClusterViews,
+        reports: Reports,
+        settings: BalanceSettings,
+    ) -> None:
         self._context, self._views = context, views
         self._records = BundleRecords(context, views)
         self._assigning = SharedTasks[None]("assign")
-        self._intended: Counter[str] = Counter()
-        self._holders: dict[str, str] = {}
-        self._held: Counter[str] = Counter()
-        views.bundles.listen(self._count)
-        self._count(list(views.bundles.items))
+        self.placer = Placer(context, views, reports, settings, self.candidates)
         self.leaving = False
         self._others_missing_until = 0.0
 
@@ -81,9 +83,9 @@ class Assigner:
             log.warning("bundle.assign_failed", bundle=name, error=str(error))
             await asyncio.sleep(STORE_RETRY_S)
 
-    async def assign(self, name: str, guard: Compare | None = None) -> None:
+    async def assign(self, name: str, guard: Compare | None = None, destination: str = "") -> None:
         """Write Assigning for an orphaned bundle, decided on the store's own state rather than on
-        the view.
+        the view: to `destination` if that may have it, else where placement wants it.
 
         Nothing while a missing owner may only be on its way back from an outage of the store:
         callers look again. Raises BundleSplit for a range without a record that is not a bundle of
@@ -107,13 +109,10 @@ class Assigner:
             return
         if taken and self._context.clock.monotonic() < self._others_missing_until:
             return
-        destination = self.place(rules.former_owners(record))
-        self._intended[destination] += 1  # until the view shows it: many are placed at once
-        try:
-            await self._write_assigning(name, item, record, destination, guards)
-        finally:
-            self._intended[destination] -= 1
-            self._intended += Counter()  # drops zeros
+        former = rules.former_owners(record)
+        if destination in former or destination not in self.candidates():
+            destination = await self.placer.choose(name, former)
+        await self._write_assigning(name, item, record, destination, guards)
 
     async def _write_assigning(
         self,
@@ -141,7 +140,7 @@ class Assigner:
         viewed = self._views.bundles.get(name)
         if viewed is None or viewed.record.state is not BundleState.ASSIGNING:
             return False
-        destination = self.place(rules.former_owners(viewed.record))
+        destination = await self.placer.choose(name, rules.former_owners(viewed.record))
         record = rules.reassign(viewed.record, destination, reason)
         if await self._records.swap(name, viewed.mod_revision, record, guard) is None:
             return False
@@ -166,42 +165,15 @@ class Assigner:
             )
         return Compare(key, "mod", "=", item.mod_revision)
 
-    def place(self, exclude: Collection[str] = ()) -> str:
-        """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker
-        may take it."""
-        candidates = {name: load for name, load in self.candidates().items() if name not in exclude}
-        if not candidates:
-            raise ServiceNotReady(
-                "Failed to acquire ownership: no broker takes bundles now (all are draining or "
-                "cordoned)"
-            )
-        counts = {name: self._held[name] + self._intended[name] for name in candidates}
-        return least_loaded(candidates, counts, self._context.clock.random_bits(31))
-
-    def _count(self, names: Iterable[str]) -> None:
-        """Count bundles by broker; one in transfer counts for its destination."""
-        for name in names:
-            viewed, before = self._views.bundles.get(name), self._holders.pop(name, None)
-            if before is not None:
-                self._held[before] -= 1
-                if not self._held[before]:
-                    del self._held[before]
-            if viewed is not None and (
-                holder := viewed.record.destination or viewed.record.incarnation
-            ):
-                self._holders[name] = holder
-                self._held[holder] += 1
-
-    def candidates(self) -> dict[str, LoadRecord | None]:
-        """Incarnations that may be given bundles, with their newest load report."""
-        found: dict[str, LoadRecord | None] = {}
+    def candidates(self) -> frozenset[str]:
+        """Incarnations that may be given bundles."""
+        found: set[str] = set()
         for identifier, incarnation in self._views.incarnations.items.items():
             cordoned = self._views.cordons.get(incarnation.record.broker) is not None
             leaving = identifier == self._context.incarnation and self.leaving
             if not incarnation.record.draining and not cordoned and not leaving:
-                load = self._views.load.get(identifier)
-                found[identifier] = load.record if load is not None else None
-        return found
+                found.add(identifier)
+        return frozenset(found)
 
     async def request_move(self, name: str, destination: str, reason: str, guard: Compare) -> None:
         """Write Releasing for another broker's bundle; does nothing if its record has changed

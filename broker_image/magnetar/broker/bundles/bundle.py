@@ -20,6 +20,7 @@ from magnetar.broker.bundles.phases import Phase, advance
 from magnetar.broker.bundles.recovery.replay_cost import ReplayCost
 from magnetar.broker.bundles.split_buffer import SplitBuffer
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.metrics import Traffic
 from magnetar.broker.ports import ServedSubscription, ServedTopic
 from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.broker.reading.entry_index import EntryIndex, TailCache
@@ -122,6 +123,7 @@ class OwnedBundle:
             recovered.records,
             lambda: checkpoint_due(str(name)),
         )
+        self.traffic = Traffic()
         self.phase = Phase.SERVING
         self.since_ms = context.clock.wall_ms()
         self.buffered: SplitBuffer | None = None
@@ -135,6 +137,11 @@ class OwnedBundle:
         self.cursor_dirty = self.cursors.note
         self.confirm_cursor = self.cursors.confirm
         self.write_cursor = self.cursors.write
+
+    @property
+    def unstored(self) -> Mapping[str, TopicHost]:
+        """Its topics without storage."""
+        return self.non_persistent.by_name
 
     @property
     def serving(self) -> bool:

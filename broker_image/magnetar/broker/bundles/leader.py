@@ -1,7 +1,7 @@
 """The leader's work.
 
-Owns: keeping every bundle owned, ending stuck transfers, rebalancing, retiring bundles of deleted
-namespaces. Imports: ownership, metadata election, storage fencing. Invariants: an act of the leader
+Owns: keeping every bundle owned, ending stuck transfers, retiring bundles of deleted namespaces;
+load balancing by its `Balancer`. Imports: ownership, balancing, metadata election, storage fencing. Invariants: an act of the leader
 is guarded by its term, so a leader that was replaced changes nothing; the leader writes only what
 any broker may write, so a wrong decision costs a move, never data.
 """
@@ -15,6 +15,8 @@ from typing import Any
 
 import structlog
 
+from magnetar.broker.bundles.balancing.balancer import Balancer
+from magnetar.broker.bundles.balancing.decisions import DecisionLog
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.topics.topic_registry import entered_topic
@@ -26,7 +28,6 @@ from magnetar.metadata.records import BundleState
 from magnetar.metadata.store import Compare, Delete, Put
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.ownership import rules as rules
-from magnetar.ownership.rebalancing import next_move
 from magnetar.ownership.stuck import Remedy, StuckStates
 from magnetar.storage.log.fencing import fence
 from magnetar.topics.topic_list import is_system_topic
@@ -54,6 +55,7 @@ class Leader:
         self._wake: asyncio.Future[None] | None = None
         self._kept: set[BundleName] = set()
         self._stuck = StuckStates(context.settings.stuck_state_s)
+        self._balancer = self._new_balancer()
         views.incarnations.listen(self._registrations_changed)
 
     @property
@@ -86,7 +88,9 @@ class Leader:
         while True:
             try:
                 await self._election.campaign()
+                self._balancer = self._new_balancer()
                 self._leading = True
+                await self._balancer.recall()
                 log.info(
                     "leader.elected",
                     incarnation=self._context.incarnation,
@@ -98,6 +102,19 @@ class Leader:
                 await asyncio.sleep(RETRY_S)
             finally:
                 self._leading = False
+                self._context.metrics.balance.imbalance.set(0)
+
+    def _new_balancer(self) -> Balancer:
+        """Each term decides again."""
+        ownership, clock = self._ownership, self._context.clock
+        return Balancer(
+            self._context,
+            self._views,
+            ownership.assigner,
+            ownership.balance,
+            lambda: self._stuck.overdue(clock.monotonic()),
+            DecisionLog(self._context),
+        )
 
     async def _lead(self) -> None:
         """Patrol until the election is lost."""
@@ -119,8 +136,7 @@ class Leader:
             self._wake.set_result(None)
 
     async def patrol(self, guard: Compare) -> None:
-        """Retire bundles, end stuck transfers, assign every orphan once; then rebalance by one
-        move, if that is configured."""
+        """Retire bundles, end stuck transfers, assign every orphan once; then balance load."""
         contained = self._context.metrics.surprises.contained
         gone: set[str] = set()
         with contained("leader", StoreError, part="retire"):
@@ -129,30 +145,8 @@ class Leader:
             await self._unstick(guard)
         with contained("leader", StoreError, part="orphans"):
             await self._adopt_orphans(guard, gone)
-        if self._context.settings.rebalance_bundles:
-            with contained("leader", StoreError, part="spread"):
-                await self._spread(guard)
-
-    async def _spread(self, guard: Compare) -> None:
-        """Move one bundle, not a pinned one, from the broker with most to the one with fewest.
-
-        By count, one at a time and with hysteresis. A bundle that is stuck, or without an owner
-        because its namespace is gone, delays nothing.
-        """
-        clock = self._context.clock
-        records = {name: viewed.record for name, viewed in self._views.bundles.items.items()}
-        overdue = self._stuck.overdue(clock.monotonic())
-        move = next_move(
-            records,
-            self._ownership.assigner.candidates(),
-            overdue,
-            clock.wall_ms(),
-            clock.random_bits(16),
-        )
-        if move is not None:
-            await self._ownership.assigner.request_move(
-                move.bundle, move.destination, "spread over brokers", guard
-            )
+        with contained("leader", StoreError, part="balance"):
+            await self._balancer.cycle(guard, self._election.term)
 
     async def _retire(self, guard: Compare) -> set[str]:
         """Release bundles of deleted namespaces to no broker, then make them Deleted; the names of
@@ -264,8 +258,8 @@ class Leader:
         )
 
     async def _adopt_orphans(self, guard: Compare, gone: Collection[str]) -> None:
-        """Assign bundles without an owner, many at once, each where the load is lowest with those
-        before it counted in.
+        """Assign bundles without an owner, many at once: by one plan, or by placement, which counts
+        those before it in.
 
         Of bundles that are `gone` with their namespace only those whose owner died: it is fenced in
         this way.
@@ -279,11 +273,14 @@ class Leader:
                 and self._views.incarnations.get(viewed.record.incarnation) is None
             )
         ]
+        destinations: dict[str, str] = {}
+        with self._context.metrics.surprises.contained("leader", StoreError, part="plan"):
+            destinations = await self._balancer.destinations(orphans)
         permits = asyncio.Semaphore(self._context.settings.orphans_parallel_max)
 
         async def adopt(name: str) -> None:
             async with permits:
-                await self._ownership.assigner.assign(name, guard)
+                await self._ownership.assigner.assign(name, guard, destinations.get(name, ""))
 
         outcomes = await asyncio.gather(*map(adopt, orphans), return_exceptions=True)
         failed = [(name, error) for name, error in zip(orphans, outcomes, strict=True) if error]

@@ -20,6 +20,8 @@ import structlog
 
 from magnetar.broker.bundles.acquiring import Acquirer
 from magnetar.broker.bundles.assigning import Assigner
+from magnetar.broker.bundles.balancing.reports import Reports
+from magnetar.broker.bundles.balancing.settings import BalanceSettings
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.checkpointer import Checkpointer
 from magnetar.broker.bundles.events import BundleEvents
@@ -70,7 +72,9 @@ class Ownership:
         self.registry = TopicRegistry(context, views)
         self._served = ServedBundles(context, self.registry)
         self.policies = EffectivePolicies(context.settings, views, self.owned)
-        self.assigner = Assigner(context, views)
+        self.balance = BalanceSettings(context, views)
+        self.reports = Reports(context.clock, views)
+        self.assigner = Assigner(context, views, self.reports, self.balance)
         self._work = BundleWork(context, self._events, self._follow)
         self._resolving, self._asking = SharedTasks[None]("resolve"), SharedTasks[None]("read")
         self._renewals = Renewals(self.owned, self._move_quietly)
@@ -338,7 +342,8 @@ class Ownership:
     async def empty(self, reason: str) -> None:
         """Transfer every bundle we have now; raises ServiceNotReady if no other broker may take
         them: then they stay."""
-        self.assigner.place((self._context.incarnation,))
+        if not self.assigner.candidates() - {self._context.incarnation}:
+            raise ServiceNotReady("no other broker takes bundles: all are draining or cordoned")
         await self._move_all(reason)
 
     async def release_all(self, reason: str) -> None:

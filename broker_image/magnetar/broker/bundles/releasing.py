@@ -86,7 +86,7 @@ class Releaser:
                 if viewed is None:
                     break
                 # now, so that it can begin to read
-                wanted = destination or self._choose_destination(name, viewed.record)
+                wanted = destination or await self._choose_destination(name, viewed.record)
                 pinned = pinned_until_ms if wanted == destination else 0
                 releasing = rules.release(
                     viewed.record, wanted, reason=reason, pinned_until_ms=pinned
@@ -126,7 +126,7 @@ class Releaser:
         owned.freeze()
         end = await owned.append_release()
         self._context.metrics.release_seconds.observe(self._context.clock.monotonic() - started)
-        destination = self._choose_destination(name, record)
+        destination = await self._choose_destination(name, record)
         released = rules.released(record, destination, end=end)
         if not await self._records.end_term(name, revision, released):
             self._context.fail(f"bundle {name} was taken over during its release")
@@ -175,13 +175,13 @@ class Releaser:
             )
         return releasing
 
-    def _choose_destination(self, name: str, record: BundleRecord) -> str:
+    async def _choose_destination(self, name: str, record: BundleRecord) -> str:
         wanted = self._views.incarnations.get(record.destination)
         if record.destination and wanted is not None:
             return record.destination
         if self._views.namespaces.get(name.rpartition("/")[0]) is None:
             return ""  # deleted: no client needs the bundle
         try:
-            return self._assigner.place((self._context.incarnation,))
+            return await self._assigner.placer.choose(name, (self._context.incarnation,))
         except ServiceNotReady:
             return ""

@@ -20,7 +20,7 @@ class ServedBundles:
     """Bundles by name."""
 
     def __init__(self, context: BrokerContext, registry: TopicRegistry) -> None:
-        self._gauge, self._registry = context.metrics.bundles_owned, registry
+        self._metrics, self._registry = context.metrics, registry
         self._by_name: dict[str, OwnedBundle] = {}
 
     @property
@@ -42,13 +42,15 @@ class ServedBundles:
         """Serve a bundle from now on."""
         self._by_name[str(owned.name)] = owned
         self._registry.adopt(owned)
-        self._gauge.set(len(self._by_name))
+        self._metrics.begin(owned.traffic)
+        self._metrics.bundles_owned.set(len(self._by_name))
 
     def end(self, owned: OwnedBundle) -> None:
         """A bundle's term here is over."""
         owned.enter(Phase.ABSENT)
         del self._by_name[str(owned.name)]
-        self._gauge.set(len(self._by_name))
+        self._metrics.end(owned.traffic)
+        self._metrics.bundles_owned.set(len(self._by_name))
 
     def stop(self) -> None:
         """The incarnation is over."""

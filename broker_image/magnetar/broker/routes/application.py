@@ -18,6 +18,7 @@ from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.routes.brokers import broker_router
 from magnetar.broker.routes.clusters import cluster_router
 from magnetar.broker.routes.documents import document_router
+from magnetar.broker.routes.dynamic_settings import dynamic_settings_router
 from magnetar.broker.routes.explain import explain_router
 from magnetar.broker.routes.messages import message_router
 from magnetar.broker.routes.namespaces import namespace_router
@@ -38,6 +39,7 @@ ROUTERS = (
     operation_router,
     explain_router,
     transaction_router,
+    dynamic_settings_router,
     broker_router,
     document_router,
     cluster_router,

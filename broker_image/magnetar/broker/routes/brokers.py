@@ -13,13 +13,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from magnetar.broker.administration.administration import BrokerAdministration
-from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
+from magnetar.errors import UnsupportedCommand
 from magnetar.rest.answers import NO_CONTENT
-
-FIXED = (
-    "settings are read when a broker starts; set MAGNETAR_{name} in its environment and restart it "
-    "(brokers/configuration/runtime lists them)"
-)
 
 
 def broker_router(admin: BrokerAdministration) -> APIRouter:
@@ -64,46 +59,15 @@ def _add_state(router: APIRouter, admin: BrokerAdministration) -> None:
 
 
 def _add_configuration(router: APIRouter, admin: BrokerAdministration) -> None:
-    @router.get("/brokers/configuration", tags=["brokers"])
-    async def names() -> list[str]:
-        """List the settings that can be changed while a broker runs: none."""
-        return []
-
-    @router.get("/brokers/configuration/values", tags=["brokers"])
-    async def values() -> dict[str, str]:
-        """Return the settings that were changed while brokers run: none."""
-        return {}
-
     @router.get("/brokers/configuration/runtime", tags=["brokers"])
     async def runtime() -> dict[str, str]:
         """Return the settings in force."""
         return admin.brokers.configuration()
 
-    @router.post(
-        "/brokers/configuration/{name}/{value:path}", status_code=NO_CONTENT, tags=["brokers"]
-    )
-    async def change(name: str, value: str) -> None:
-        """Refused with what to do instead: settings do not change while a broker runs."""
-        del value
-        _refuse_change(admin, name)
-
-    @router.delete("/brokers/configuration/{name}", status_code=NO_CONTENT, tags=["brokers"])
-    async def restore(name: str) -> None:
-        """Refused with what to do instead: settings do not change while a broker runs."""
-        _refuse_change(admin, name)
-
     @router.get("/brokers/internal-configuration", tags=["brokers"])
     async def internal() -> dict[str, Any]:
         """Tell where metadata and storage are."""
         return admin.brokers.internal_configuration()
-
-
-def _refuse_change(admin: BrokerAdministration, name: str) -> None:
-    if name not in admin.brokers.configuration():
-        raise TopicNotFound(
-            f"configuration: there is no setting {name!r}; brokers/configuration/runtime lists them"
-        )
-    raise NotAllowed(f"configuration.{name}: {FIXED.format(name=name.upper())}")
 
 
 def _add_brokers(router: APIRouter, admin: BrokerAdministration) -> None:

@@ -1,9 +1,9 @@
 """Routes of what administrators store and Magnetar only returns.
 
 Owns: peers, failure domains and isolation policies of clusters, resource quotas and groups,
-bookies: what Pulsar's tools set up and read back. Imports: FastAPI, administration. Source: names
-and JSON of Pulsar's admin API. Invariants: what was stored is durable when 204 is answered and
-returned as it came; nothing here has an effect on brokers.
+bookies: what Pulsar's tools set up and read back. Failure domains and isolation policies govern
+placement. Imports: FastAPI, administration. Source: names and JSON of Pulsar's admin API.
+Invariants: what was stored is durable when 204 is answered and returned as it came.
 """
 
 from __future__ import annotations
@@ -136,23 +136,22 @@ async def _one(admin: BrokerAdministration, group: str, name: str) -> Any:
 def _add_isolated_brokers(router: APIRouter, admin: BrokerAdministration) -> None:
     path = f"/clusters/{{cluster}}/{ISOLATION}/brokers"
 
-    def said(name: str) -> dict[str, Any]:
-        return {"brokerName": name, "policyName": None, "namespaceRegex": [], "primary": False}
-
     @router.get(path, tags=["clusters"])
     async def isolated(cluster: str) -> list[dict[str, Any]]:
-        """List the brokers without namespaces of their own: isolation policies have no effect
-        here."""
-        return [said(name) for name in await admin.brokers.brokers(cluster)]
+        """List the brokers with the isolation policy that names them."""
+        return [
+            await admin.documents.isolation_of(name)
+            for name in await admin.brokers.brokers(cluster)
+        ]
 
     @router.get(f"{path}/{{broker}}", tags=["clusters"])
     async def isolated_broker(cluster: str, broker: str) -> dict[str, Any]:
-        """Tell that a broker has no namespaces of its own."""
+        """Return the isolation policy that names a broker."""
         if broker not in await admin.brokers.brokers(cluster):
             raise TopicNotFound(
                 f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones"
             )
-        return said(broker)
+        return await admin.documents.isolation_of(broker)
 
     @router.get("/clusters/{cluster}/migrate", tags=["clusters"])
     async def migration(cluster: str) -> dict[str, Any]:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class MessageSender:
     """Sends the entries of one topic."""
 
-    __slots__ = ("_counters", "_ledgers", "_metrics")
+    __slots__ = ("_counters", "_ledgers", "_topic")
 
     def __init__(self, topic: ServedTopic) -> None:
-        self._metrics, self._counters = topic.context.metrics, topic.core.counters
+        self._topic, self._counters = topic, topic.core.counters
         self._ledgers = topic.core.ledgers
 
     def send(self, delivery: Delivery, first: int, entries: Sequence[memoryview]) -> None:
@@ -35,13 +35,13 @@ class MessageSender:
         else:
             entries = [entries[ordinal - first] for ordinal in delivery.scattered]
         self._queue(session, delivery, entries)
-        metrics, counters, size = self._metrics, self._counters, sum(map(len, entries))
+        traffic, counters, size = self._topic.bundle.traffic, self._counters, sum(map(len, entries))
         session.entries_out += delivery.entries
         session.bytes_out += size
         if delivery.redelivery_counts is not None:
             session.messages_redelivered += sum(map(bool, delivery.redelivery_counts))
-        metrics.messages_out += delivery.messages
-        metrics.bytes_out += size
+        traffic.messages_out += delivery.messages
+        traffic.bytes_out += size
         counters.messages_out += delivery.messages
         counters.bytes_out += size
 

@@ -359,9 +359,9 @@ class TopicHost:
 
     def count_in(self, messages: int, size: int) -> None:
         """Count messages that can be delivered now."""
-        metrics, counters = self.context.metrics, self.core.counters
-        metrics.messages_in += messages
-        metrics.bytes_in += size
+        traffic, counters = self.bundle.traffic, self.core.counters
+        traffic.messages_in += messages
+        traffic.bytes_in += size
         counters.messages_in += messages
         counters.bytes_in += size
 

@@ -15,7 +15,7 @@ from magnetar.storage import names
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.broker_pair import pair
-from tests.support.brokers import TOPIC, Peer, Type, command_frame
+from tests.support.brokers import STILL, TOPIC, Peer, Type, command_frame
 from tests.support.deliveries import publish
 from tests.support.namespace_policies import DEDUPLICATED, play
 
@@ -112,7 +112,7 @@ async def test_who_was_fenced_begins_no_term(tmp_path: Path) -> None:
     """A destination whose claim is gone, unknown to itself: files of its log may be gone as
     well, so no chain may begin in one of them."""
 
-    async with pair(tmp_path, claim_check_s=60.0, rebalance_bundles=0) as cluster:
+    async with pair(tmp_path, claim_check_s=60.0, balance=STILL) as cluster:
         fenced, name = cluster.second, str(await cluster.bundle())
         before = [
             span

@@ -21,10 +21,20 @@ from magnetar.hosting.usage import LOOP_CORES, ProcessUsage, cpu_quota
 )
 def test_the_cgroups_quota_counts_as_cores(tmp_path: Path, content: str, cores: float) -> None:
     """A pod with a limit of 250m is full at a quarter of a core."""
-    path = tmp_path / "cpu.max"
-    path.write_text(content)
-    assert cpu_quota(path) == cores
+    (tmp_path / "cpu.max").write_text(content)
+    assert cpu_quota(tmp_path) == cores
     assert cpu_quota(tmp_path / "absent") == float("inf")
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("50000", 0.5), ("-1", float("inf"))])
+@pytest.mark.parametrize("part", ["cpu", "cpu,cpuacct"])
+def test_version_1_has_quota_and_period_in_files_of_their_own(
+    tmp_path: Path, part: str, quota: str, cores: float
+) -> None:
+    (tmp_path / part).mkdir()
+    (tmp_path / part / "cpu.cfs_quota_us").write_text(quota)
+    (tmp_path / part / "cpu.cfs_period_us").write_text("100000")
+    assert cpu_quota(tmp_path) == cores
 
 
 def test_the_share_of_cpu_is_of_what_one_event_loop_can_use() -> None:

@@ -14,10 +14,10 @@ from magnetar.broker.incarnation import Broker
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.broker_pair import Pair, pair
-from tests.support.brokers import Peer, Type, command_frame, entry, open_peer
+from tests.support.brokers import STILL, Peer, Type, command_frame, entry, open_peer
 from tests.support.polling import until
 
-SETTINGS: dict[str, Any] = {"rebalance_bundles": 0, "failover_delay_ms": 0}
+SETTINGS: dict[str, Any] = {"balance": STILL, "failover_delay_ms": 0}
 MESSAGES = 40
 """So many ids make an ACK that is taken as a span; a few are parsed one by one."""
 KINDS = pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from magnetar.wire import requests
 from tests.support.broker_pair import LOADED, count_stored, pair
 from tests.support.brokers import (
     CLOCK,
+    LIVELY,
+    STILL,
     TOPIC,
     Peer,
     Type,
@@ -363,7 +365,7 @@ async def test_bundles_are_evened_out_only_if_that_is_wanted(tmp_path: Path, spr
     leader looks."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, rebalance_bundles=spread) as cluster:
+        async with pair(tmp_path, balance=LIVELY if spread else STILL) as cluster:
             brokers, first, namespace = (
                 (cluster.first, cluster.second),
                 cluster.first,

@@ -22,7 +22,16 @@ from magnetar.topics.ledger_ids import epoch_of
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.broker_pair import count_stored, pair
-from tests.support.brokers import TOPIC, Peer, Type, command_frame, entry, open_peer, running_broker
+from tests.support.brokers import (
+    STILL,
+    TOPIC,
+    Peer,
+    Type,
+    command_frame,
+    entry,
+    open_peer,
+    running_broker,
+)
 from tests.support.polling import until
 from tests.support.rest import broker_with_rest
 from tests.support.split_bundles import (
@@ -213,7 +222,7 @@ async def test_children_are_recovered_by_others(tmp_path: Path, moved_to_the_end
     """With what was written before and after a checkpoint, before and after the split: each
     child its topics, and no others."""
 
-    async with pair(tmp_path, rebalance_bundles=False) as cluster:
+    async with pair(tmp_path, balance=STILL) as cluster:
         first, second = cluster.first, cluster.second
         if str(WHOLE) not in first.ownership.owned:
             await first.ownership.resolve(WHOLE)

@@ -19,7 +19,7 @@ from magnetar.metadata.records import (
 from magnetar.metadata.store import Compare
 from magnetar.names import BundleName, NamespaceName, TopicName
 from tests.support.broker_pair import pair
-from tests.support.brokers import CLOCK
+from tests.support.brokers import CLOCK, LIVELY, STILL
 from tests.support.polling import until
 from tests.support.rest import Process
 
@@ -28,7 +28,7 @@ async def test_what_stays_as_it_is_for_ever_holds_nothing_up(tmp_path: Path) -> 
     """A Free bundle whose namespace's record was lost, and one that nobody can recover: the
     others are evened out all the same."""
 
-    async with pair(tmp_path, stuck_state_s=10, rebalance_bundles=1) as cluster:
+    async with pair(tmp_path, stuck_state_s=10, balance=LIVELY) as cluster:
         store, first, brokers = cluster.store, cluster.first, (cluster.first, cluster.second)
         lost, damaged = NamespaceName("public", "lost"), NamespaceName("public", "damaged")
         topic = TopicName.parse(f"persistent://{lost}/t")
@@ -68,7 +68,7 @@ async def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
     """All four bundles are sent to one broker by hand: no leader takes one away, nor a later
     one, until their pins are taken back."""
 
-    async with pair(tmp_path, rebalance_bundles=1) as cluster:
+    async with pair(tmp_path, balance=LIVELY) as cluster:
         brokers, namespace = (cluster.first, cluster.second), NamespaceName("public", "many")
         port = BrokerAdministration(Process(tmp_path, cluster.first))
         for broker in brokers:
@@ -125,7 +125,7 @@ async def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
 async def test_a_pin_ends_when_its_broker_is_drained(tmp_path: Path) -> None:
     """The next owner holds the bundle by no pin."""
 
-    async with pair(tmp_path, rebalance_bundles=0) as cluster:
+    async with pair(tmp_path, balance=STILL) as cluster:
         bundle = await cluster.bundle()
         await cluster.first.ownership.pin(str(bundle), CLOCK.wall_ms() + 3_600_000)
         assert (await cluster.record()).pinned_until_ms

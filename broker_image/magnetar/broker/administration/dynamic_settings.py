@@ -1,0 +1,45 @@
+"""Settings that change while brokers run.
+
+Owns: `DynamicSettings`: the stored values of load balancing, by Pulsar's names. Imports:
+balance.settings, balancing, metadata. Invariant: a stored value is one that this version accepts,
+alone and with all others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magnetar.balance.settings import FIELDS, text_of
+from magnetar.broker.administration.documents import Documents
+from magnetar.broker.administration.site import Site
+from magnetar.broker.bundles.balancing.settings import changed
+from magnetar.metadata import keys
+from magnetar.metadata.records import BROKER_CONFIGURATION, DocumentsRecord
+
+
+class DynamicSettings:
+    """One record for all brokers."""
+
+    def __init__(self, site: Site, documents: Documents) -> None:
+        self._site, self._documents = site, documents
+
+    def names(self) -> list[str]:
+        return sorted(FIELDS)
+
+    async def values(self) -> dict[str, str]:
+        stored = await self._documents.documents(BROKER_CONFIGURATION)
+        return {name: text_of(value) for name, value in sorted(stored.items())}
+
+    async def change(self, name: str, value: str | None) -> None:
+        """Set a value, or (None) return to the default. Raises InvalidRequest."""
+        broker = self._site.broker
+        defaults, key = broker.ownership.balance.defaults, keys.documents(BROKER_CONFIGURATION)
+
+        def after(current: DocumentsRecord | None) -> DocumentsRecord | None:
+            given: dict[str, Any] = current.documents if current is not None else {}
+            found = changed(defaults, given, name, value)
+            return DocumentsRecord(found) if found else None
+
+        written, revision = await self._site.change(key, DocumentsRecord, after)
+        if written is not None:  # ahead of the watch
+            broker.views.documents.observe(BROKER_CONFIGURATION, written.encode(), revision)

@@ -1,0 +1,94 @@
+"""Decisions that are kept.
+
+Owns: `DecisionLog`: records of decisions on the shared volume, where every broker reads them.
+Imports: balance.decision, the volume. Invariants: records are kept for a day, at most `KEPT_MAX` of
+them and `KEPT_BYTES_MAX` bytes, oldest removed first; a volume that fails costs records, never
+decisions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import structlog
+
+from magnetar.balance.decision import Decision
+from magnetar.broker.context import BrokerContext
+from magnetar.errors import StorageError, StoreError
+from magnetar.storage.names import DECISIONS, decision_name, decision_place
+
+log = structlog.get_logger(__name__)
+
+KEPT_MS = 86_400_000
+KEPT_MAX = 1000
+KEPT_BYTES_MAX = 64 << 20
+UNSAVED_MAX = 16
+
+
+class DecisionLog:
+    """The records of all leaders."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._unsaved: deque[tuple[int, bytes]] = deque(maxlen=UNSAVED_MAX)
+
+    def add(self, at_ms: int, encoded: bytes) -> None:
+        """Keep a decision from the next `save` on."""
+        self._unsaved.append((at_ms, encoded))
+
+    async def save(self, term: int) -> None:
+        """Write what was added, and remove what is too old or too much."""
+        if not self._unsaved:
+            return
+        volume = self._context.volume
+        try:
+            while self._unsaved and self._context.log.space.short is None:
+                at_ms, encoded = self._unsaved[0]
+                await volume.put_if_absent(decision_name(at_ms, term, len(encoded)), encoded)
+                self._unsaved.popleft()
+            for name in _surplus(await self.names(), self._context.clock.wall_ms()):
+                await volume.remove(name)
+        except StorageError as error:
+            log.warning("balance.decision_not_kept", error=str(error))
+
+    async def names(self) -> list[str]:
+        """Names of the records, newest first. Raises StorageError."""
+        found = await self._context.volume.list(DECISIONS)
+        return sorted((name for name in found if decision_place(name) is not None), reverse=True)
+
+    async def newest(self, count: int, before: str = "") -> list[tuple[str, Decision]]:
+        """The last decisions with their names, newest first; with `before` those before it.
+        Damaged ones are passed over. Raises StorageError."""
+        found: list[tuple[str, Decision]] = []
+        for name in await self.names():
+            if len(found) == count:
+                break
+            if before and name >= before:
+                continue
+            decision = await self.read(name)
+            if decision is not None:
+                found.append((name, decision))
+        return found
+
+    async def read(self, name: str) -> Decision | None:
+        """One record; None if it is gone or damaged. Raises StorageError."""
+        if decision_place(name) is None or not await self._context.volume.exists(name):
+            return None
+        data = await self._context.volume.read(name)
+        try:
+            return await self._context.compute(lambda: Decision.decode(data))
+        except StoreError as error:
+            log.warning("balance.decision_unreadable", name=name, error=str(error))
+            return None
+
+
+def _surplus(names: list[str], now_ms: int) -> list[str]:
+    """Names beyond the bounds, of names newest first."""
+    size, kept = 0, 0
+    for name in names:
+        at_ms, length = decision_place(name) or (0, 0)
+        size += length
+        if kept == KEPT_MAX or size > KEPT_BYTES_MAX or at_ms < now_ms - KEPT_MS:
+            break
+        kept += 1
+    return names[kept:]

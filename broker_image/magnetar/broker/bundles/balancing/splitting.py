@@ -1,0 +1,119 @@
+"""Splits by load.
+
+Owns: `LoadSplitter`: an owner splits its bundles that have been too hot for too long. Imports:
+balance (what decides is imported when it first does), siblings, ownership's split. Source: Pulsar's
+extensible load manager, in which owners decide. Invariants: only bundles that are served here are
+split, by the same steps as a split by hand; a split that is refused is tried again only after the
+bundle has been too hot for as long again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import structlog
+
+from magnetar.balance.cluster import Memory, Outcome, Split
+from magnetar.balance.load import TopicLoad
+from magnetar.balance.settings import Settings
+from magnetar.broker.bundles.balancing.picture import Sight
+from magnetar.broker.bundles.balancing.sampling import LoadSampler
+from magnetar.broker.bundles.balancing.settings import BalanceSettings
+from magnetar.broker.context import BrokerContext
+from magnetar.errors import InvalidRequest, MagnetarError
+from magnetar.names import BundleName
+from magnetar.ownership.splits import RANGE_EQUALLY_DIVIDE
+
+log = structlog.get_logger(__name__)
+
+LOOK_S_MAX = 5.0
+SplitBundle = Callable[[BundleName, tuple[int, ...], str], Awaitable[list[BundleName]]]
+
+
+class LoadSplitter:
+    """Splits bundles of one broker."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        sight: Callable[[], Sight],
+        sampler: LoadSampler,
+        settings: BalanceSettings,
+        split: SplitBundle,
+    ) -> None:
+        self._context, self._sight, self._sampler = context, sight, sampler
+        self._settings, self._split = settings, split
+        self._memory = Memory()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        clock = self._context.clock
+        while True:
+            due = clock.monotonic() + 60 * self._settings.current.split_minutes
+            while (left := due - clock.monotonic()) > 0:
+                await asyncio.sleep(min(left, LOOK_S_MAX))
+                due = min(due, clock.monotonic() + 60 * self._settings.current.split_minutes)
+            await self.look()
+
+    async def look(self) -> None:
+        """Split what is due."""
+        settings = self._settings.current
+        if not (settings.enabled and settings.split):
+            return
+        sight, memory, own = self._sight(), self._memory, frozenset(self._sampler.sampled)
+        outcome = await self._context.compute(lambda: _decided(sight, memory, own, settings))
+        self._memory = outcome.memory
+        for split in outcome.splits:
+            await self._carry_out(split, settings)
+
+    async def _carry_out(self, split: Split, settings: Settings) -> None:
+        topics = self._sampler.topics_of(split.bundle)
+        boundaries = _boundaries(split, topics, settings)
+        if not boundaries:
+            return
+        try:
+            children = await self._split(
+                BundleName.parse(split.bundle), boundaries, f"load: {split.reason}"
+            )
+        except MagnetarError as error:
+            log.warning("balance.split_refused", bundle=split.bundle, error=str(error))
+            return
+        self._context.metrics.balance.splits.inc()
+        log.info(
+            "balance.split",
+            bundle=split.bundle,
+            children=len(children),
+            reason=split.reason,
+            algorithm=split.algorithm,
+        )
+
+
+def _boundaries(split: Split, topics: list[TopicLoad], settings: Settings) -> tuple[int, ...]:
+    """Where a bundle is split; in the middle if its algorithm needs positions."""
+    from magnetar.balance.splitting import boundaries
+
+    bundle = BundleName.parse(split.bundle)
+    if split.boundaries:
+        return split.boundaries
+    try:
+        found = boundaries(bundle, split.algorithm, topics, settings)
+    except InvalidRequest:
+        found = ()
+    return found or boundaries(bundle, RANGE_EQUALLY_DIVIDE, topics, settings)
+
+
+def _decided(sight: Sight, memory: Memory, own: frozenset[str], settings: Settings) -> Outcome:
+    """Splits of our own bundles; others count for the limits of their namespaces."""
+    from magnetar.balance.decision import SPLIT, Request, decide
+
+    picture = sight.picture()
+    cluster = replace(
+        picture.cluster,
+        bundles=tuple(
+            bundle if bundle.name in own else replace(bundle, topics=0)
+            for bundle in picture.cluster.bundles
+        ),
+    )
+    return decide(Request(SPLIT, cluster, memory, picture.policies, settings.named()))

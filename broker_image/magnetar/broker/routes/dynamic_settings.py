@@ -1,0 +1,60 @@
+"""Routes of settings that change while brokers run.
+
+Owns: `/admin/v2/brokers/configuration` but its runtime view: names, stored values, changes. Imports:
+FastAPI, administration. Source: pulsar-admin's list-dynamic-config, get-all-dynamic-config,
+update-dynamic-config and delete-dynamic-config. Invariant: a value is durable when 204 is answered,
+and then in force at every broker that reads the metadata store.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.errors import NotAllowed, TopicNotFound
+from magnetar.rest.answers import NO_CONTENT
+
+FIXED = (
+    "this setting is read when a broker starts; set MAGNETAR_{name} in its environment and restart "
+    "it (brokers/configuration lists those that change while brokers run)"
+)
+
+
+def dynamic_settings_router(admin: BrokerAdministration) -> APIRouter:
+    """Settings over `admin`."""
+    router = APIRouter(prefix="/admin/v2/brokers/configuration", tags=["brokers"])
+
+    @router.get("")
+    async def names() -> list[str]:
+        """List the settings that can be changed while brokers run."""
+        return admin.dynamic_settings.names()
+
+    @router.get("/values")
+    async def values() -> dict[str, str]:
+        """Return the settings that were changed while brokers run."""
+        return await admin.dynamic_settings.values()
+
+    @router.post("/{name}/{value:path}", status_code=NO_CONTENT)
+    async def change(name: str, value: str) -> None:
+        """Set a value for all brokers."""
+        _check(admin, name)
+        await admin.dynamic_settings.change(name, value)
+
+    @router.delete("/{name}", status_code=NO_CONTENT)
+    async def restore(name: str) -> None:
+        """Return to what each broker was started with."""
+        _check(admin, name)
+        await admin.dynamic_settings.change(name, None)
+
+    return router
+
+
+def _check(admin: BrokerAdministration, name: str) -> None:
+    """Raises TopicNotFound, NotAllowed for a setting that does not change while brokers run."""
+    if name in admin.dynamic_settings.names():
+        return
+    if name not in admin.brokers.configuration():
+        raise TopicNotFound(
+            f"configuration: there is no setting {name!r}; brokers/configuration/runtime lists them"
+        )
+    raise NotAllowed(f"configuration.{name}: {FIXED.format(name=name.upper())}")

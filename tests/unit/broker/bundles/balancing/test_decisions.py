@@ -1,0 +1,156 @@
+"""Decisions are kept, bounded, readable by every broker, and continue in the next term."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from magnetar.balance.cluster import Move, Outcome
+from magnetar.balance.decision import Decision, Request, recorded, replay
+from magnetar.balance.load import BundleLoad, History, LoadReport, Rates
+from magnetar.broker.administration.balance import Balance
+from magnetar.broker.administration.site import Site
+from magnetar.broker.bundles.balancing import decisions
+from magnetar.broker.bundles.balancing.decisions import KEPT_MS, DecisionLog
+from magnetar.broker.context import BrokerContext
+from magnetar.errors import StorageError
+from magnetar.hosting.computing import ComputeThread, inline
+from magnetar.names import BundleName
+from tests.support.rest import Process
+from tests.unit.broker.bundles.balancing.test_balancer import Stage, play
+
+
+class Shelf:
+    """A volume in memory."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, bytes] = {}
+        self.broken = False
+
+    def _check(self) -> None:
+        if self.broken:
+            raise StorageError("broken")
+
+    async def put_if_absent(self, name: str, data: bytes) -> bool:
+        self._check()
+        return self.stored.setdefault(name, data) is data
+
+    async def list(self, prefix: str) -> list[str]:
+        self._check()
+        return [name for name in self.stored if name.startswith(prefix)]
+
+    async def remove(self, name: str) -> bool:
+        return self.stored.pop(name, None) is not None
+
+    async def exists(self, name: str) -> bool:
+        return name in self.stored
+
+    async def read(self, name: str) -> bytes:
+        return self.stored[name]
+
+
+def _log(shelf: Shelf, now_ms: int) -> DecisionLog:
+    context = SimpleNamespace(
+        volume=shelf,
+        compute=inline,
+        clock=SimpleNamespace(wall_ms=lambda: now_ms),
+        log=SimpleNamespace(space=SimpleNamespace(short=None)),
+    )
+    return DecisionLog(cast(BrokerContext, context))
+
+
+def _decision(at_ms: int) -> bytes:
+    return Decision(at_ms, "shed", Outcome(_MEMORY, f"at {at_ms}")).encode()
+
+
+_MEMORY = Request("shed", cast(Any, None)).memory
+
+
+async def test_records_are_kept_for_a_day_and_bounded(monkeypatch: Any) -> None:
+    shelf, now_ms = Shelf(), 10 * KEPT_MS
+    shelf.stored["decisions/strange"] = b"not ours"
+    log = _log(shelf, now_ms)
+    for at_ms in (now_ms - KEPT_MS - 1, now_ms - 3, now_ms - 2, now_ms - 1):
+        log.add(at_ms, _decision(at_ms))
+    await log.save(7)
+    assert [found.at_ms for _, found in await log.newest(9)] == [
+        now_ms - 1,
+        now_ms - 2,
+        now_ms - 3,
+    ]
+    assert len(shelf.stored) == 4
+    monkeypatch.setattr(decisions, "KEPT_MAX", 2)
+    log.add(now_ms, _decision(now_ms))
+    await log.save(7)
+    (newest, _), (second, _) = await log.newest(9)
+    assert [found.at_ms for _, found in await log.newest(9, before=newest)] == [now_ms - 1]
+    shelf.stored[second] = b"damaged"
+    assert [name for name, _ in await log.newest(9)] == [newest]
+
+
+async def test_a_broken_volume_costs_no_decision() -> None:
+    """What could not be written is written later."""
+
+    shelf = Shelf()
+    shelf.broken = True
+    log = _log(shelf, 1000)
+    log.add(1000, _decision(1000))
+    await log.save(1)
+    shelf.broken = False
+    assert await log.newest(1) == []
+    await log.save(1)
+    assert len(await log.newest(1)) == 1
+
+
+def test_a_leader_keeps_what_it_decided_and_others_read_it(tmp_path: Path) -> None:
+    """With inputs: it replays; the next leader continues with its memory; plan and explanation
+    change nothing."""
+
+    async def script(stage: Stage) -> None:
+        await stage.stop_leaders()
+        first, second = stage.brokers
+        await stage.bundles(4, first)
+        await stage.report(first, [1000] * 4)
+        other = Balance(Site(Process(tmp_path, second)))
+        plan = await other.plan()
+        assert (len(plan["moves"]), plan["strategy"]) == (2, "Planner")
+        assert plan["imbalance"] == 2.0
+        before = await other.explain(BundleName.parse(stage.names[0]))
+        assert (before["broker"], before["load"]) == ("first", 1010.0)
+        assert before["allowed"] == ["first", "second"]
+        assert stage.on(second) == []
+        await stage.patrol(first)
+        [shown] = await other.history()
+        assert len(shown["moves"]) == 2
+        assert shown["replayable"]
+        decision = await other.decision(shown["name"])
+        assert replay(decision) == decision.outcome
+        await second.leader._balancer.recall()
+        assert second.leader._balancer._memory.usage == decision.outcome.memory.usage
+        exposed = first.metrics.exposition().decode()
+        assert "magnetar_balance_moves_total 2.0" in exposed
+        assert "magnetar_balance_imbalance 2.0" in exposed
+
+    play(tmp_path, script)
+
+
+async def test_computations_run_beside_the_event_loop() -> None:
+    thread = ComputeThread()
+    try:
+        assert await thread(lambda: 6 * 7) == 42
+    finally:
+        thread.close()
+
+
+def test_recorded_decisions_are_of_bounded_size() -> None:
+    request = Request("shed", _cluster())
+    outcome = Outcome(request.memory, "because", (Move("b", "a", "c", "r"),))
+    assert len(recorded(request, outcome).encode()) < 2000
+
+
+def _cluster() -> Any:
+    from magnetar.balance.cluster import Broker, Bundle, Cluster
+
+    load = BundleLoad("b", History.steady(Rates(1)))
+    return Cluster(1, (Broker("a", LoadReport("a", 1, top=(load,))),), (Bundle("b", "a"),))

@@ -1,0 +1,259 @@
+"""What a broker measures and reports of its load."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from magnetar.balance.load import BundleLoad, History, LoadReport, Rates
+from magnetar.balance.settings import Settings
+from magnetar.broker.bundles.balancing.reports import FORMER_MAX, Reports
+from magnetar.broker.bundles.balancing.sampling import LoadSampler
+from magnetar.broker.bundles.load import LoadReporter
+from magnetar.broker.context import BrokerContext
+from magnetar.broker.metrics import BrokerMetrics, Traffic
+from magnetar.errors import StoreUnavailable
+from magnetar.metadata import keys
+from magnetar.names import TopicName
+from magnetar.topics.topic import Counters
+from tests.support.broker_pair import pair
+from tests.support.brokers import open_peer, running_broker
+from tests.support.polling import until
+
+NAME = "public/default/0x00000000_0x80000000"
+OTHER = "public/default/0x80000000_0xffffffff"
+
+
+class Time:
+    """A clock that the test moves."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return int(1000 * self.now)
+
+
+class View:
+    """A view of reports that the test changes."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Any] = {}
+        self._listener: Any = None
+
+    def get(self, name: str) -> Any:
+        return self.items.get(name)
+
+    def listen(self, listener: Any) -> None:
+        self._listener = listener
+
+    def put(self, name: str, report: LoadReport | None) -> None:
+        if report is None:
+            del self.items[name]
+        else:
+            self.items[name] = SimpleNamespace(record=report)
+        self._listener([name])
+
+
+class Machine:
+    cores, memory_limit_bytes = 2.0, 1000
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def cpu_seconds(self) -> float:
+        return self.seconds
+
+    def memory_bytes(self) -> int:
+        return 250
+
+
+class Served:
+    """A bundle with topics of the test's."""
+
+    def __init__(self, *topics: str) -> None:
+        self.traffic = Traffic()
+        self.topics = {name: self._topic(name) for name in topics}
+        self.unstored: dict[str, Any] = {}
+
+    @staticmethod
+    def _topic(name: str) -> Any:
+        core = SimpleNamespace(counters=Counters(), producers=[1, 2])
+        subscription = SimpleNamespace(core=SimpleNamespace(consumers=[1]))
+        return SimpleNamespace(
+            name=TopicName.parse(name), core=core, subscriptions={"s": subscription}
+        )
+
+    def publish(self, name: str, messages: int) -> None:
+        for counters in (self.traffic, self.topics[name].core.counters):
+            counters.messages_in += messages
+            counters.bytes_in += 100 * messages
+
+
+class Stage:
+    """A sampler of bundles that the test plays."""
+
+    def __init__(self) -> None:
+        self.clock, self.view, self.machine = Time(), View(), Machine()
+        self.metrics = BrokerMetrics()
+        self.served: dict[str, Served] = {}
+        context = SimpleNamespace(clock=self.clock, metrics=self.metrics, broker="here")
+        self.reports = Reports(cast(Any, self.clock), cast(Any, SimpleNamespace(load=self.view)))
+        self.sampler = LoadSampler(
+            cast(BrokerContext, context), cast(Any, self.served), self.reports, self.machine
+        )
+
+    def serve(self, name: str, *topics: str) -> Served:
+        found = self.served[name] = Served(*topics)
+        self.metrics.begin(found.traffic)
+        return found
+
+    def sample(self, seconds: float = 10.0, **settings: Any) -> LoadReport:
+        self.clock.now += seconds
+        return asyncio.run(self.sampler.sample(replace(Settings(), **settings)))
+
+
+TOPICS = tuple(f"persistent://public/default/t{at}" for at in range(3))
+
+
+def test_rates_are_differences_of_counters() -> None:
+    stage = Stage()
+    busy = stage.serve(NAME, *TOPICS)
+    stage.serve(OTHER)
+    stage.sample()
+    busy.publish(TOPICS[0], 500)
+    busy.publish(TOPICS[1], 100)
+    stage.machine.seconds += 5.0
+    report = stage.sample(nic_gbps=8)
+    assert report.rates == Rates(60.0, 0.0, 6000.0, 0.0)
+    assert (report.cpu.percent, report.memory.percent) == (25.0, 25.0)
+    assert report.bandwidth_in.limit == 1e9
+    assert (report.bundles, report.topics, report.producers, report.consumers) == (2, 3, 6, 3)
+    (load,) = report.top  # an idle bundle is not named
+    assert load.name == NAME
+    assert load.history.level.mean.rates == Rates(60.0, 0.0, 6000.0, 0.0)
+
+
+def test_topics_are_measured_inside_hot_bundles_only() -> None:
+    stage = Stage()
+    hot, cold = stage.serve(NAME, *TOPICS), stage.serve(OTHER, *TOPICS)
+    for _ in range(3):
+        hot.publish(TOPICS[0], 900)
+        hot.publish(TOPICS[1], 100)
+        cold.publish(TOPICS[2], 10)
+        report = stage.sample(top_max=1)
+    (load,) = report.top
+    assert [(topic.name, topic.rates.messages_in) for topic in load.hot] == [
+        (TOPICS[0], 90.0),
+        (TOPICS[1], 10.0),
+    ]
+    assert load.hot[0].position == TopicName.parse(TOPICS[0]).hash
+
+
+def test_history_survives_a_move_and_a_crash() -> None:
+    """The new owner continues where the last report of the former one ended, also if that owner
+    is gone by now."""
+    stage = Stage()
+    history = History.steady(Rates(100.0, 0.0, 0.0, 0.0), 50)
+    stage.view.put("gone.1", LoadReport("gone", 99_000, top=(BundleLoad(NAME, history),)))
+    stage.view.put("gone.1", None)
+    busy = stage.serve(NAME, *TOPICS)
+    stage.sample()
+    busy.publish(TOPICS[0], 900)
+    (load,) = stage.sample().top
+    assert load.history.long.samples == 51
+    assert 95 < load.history.level.mean.rates.messages_in < 100
+
+
+def test_what_is_remembered_of_former_brokers_is_bounded() -> None:
+    stage = Stage()
+    for at in range(FORMER_MAX + 10):
+        stage.view.put(f"b.{at}", LoadReport(f"b{at}", 99_000))
+        stage.view.put(f"b.{at}", None)
+    assert len(stage.reports.all()) == FORMER_MAX
+    stage.clock.now += 7200
+    assert stage.reports.all() == []
+
+
+def test_a_bundle_that_comes_back_begins_again() -> None:
+    """Counters of another term of the same bundle are other counters."""
+    stage = Stage()
+    stage.serve(NAME, *TOPICS).publish(TOPICS[0], 1000)
+    stage.sample()
+    stage.sample()
+    stage.metrics.end(stage.served[NAME].traffic)
+    assert stage.metrics.traffic().messages_in == 1000
+    stage.serve(NAME, *TOPICS)
+    stage.sample()
+    assert stage.sample().rates == Rates()
+    assert stage.metrics.traffic().messages_in == 1000
+
+
+def test_reports_are_written_when_they_are_due() -> None:
+    """The first one, then only what has changed; again once ours went with a lease."""
+    stage, written = Stage(), list[LoadReport]()
+
+    class Store:
+        unavailable = False
+
+        async def put(self, key: str, value: bytes, _lease: int) -> int:
+            if self.unavailable:
+                raise StoreUnavailable("away")
+            assert key == keys.load("here.1")
+            written.append(LoadReport.read(value))
+            stage.view.put("here.1", written[-1])
+            return 1
+
+    store = Store()
+    context = SimpleNamespace(store=store, incarnation="here.1")
+    settings = SimpleNamespace(current=Settings())
+    reporter = LoadReporter(
+        cast(BrokerContext, context),
+        cast(Any, SimpleNamespace(load=stage.view)),
+        stage.sampler,
+        cast(Any, settings),
+        lambda: 7,
+    )
+
+    def publish(messages: float, at_ms: int) -> int:
+        report = LoadReport("here", at_ms, rates=Rates(messages))
+        asyncio.run(reporter._publish(report))
+        return len(written)
+
+    assert publish(100, 1000) == 1
+    assert publish(105, 6000) == 1
+    assert publish(150, 11_000) == 2
+    store.unavailable = True
+    assert publish(300, 16_000) == 2
+    store.unavailable = False
+    assert publish(300, 21_000) == 3
+    stage.view.put("here.1", None)
+    assert publish(300, 26_000) == 4
+
+
+async def test_a_broker_reports_what_it_serves(tmp_path: Path) -> None:
+    """Of real traffic: one record, by the names that the balancer reads."""
+
+    async with running_broker(tmp_path, load_report_s=0.1) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        assert (await peer.produce()).producer_name is not None
+        await until(lambda: broker.views.load.get(broker.incarnation) is not None)
+        viewed = broker.views.load.get(broker.incarnation)
+        assert viewed is not None
+        assert viewed.record.broker == broker.context.broker
+        assert viewed.record.memory.limit > viewed.record.memory.usage > 0
+
+
+async def test_two_brokers_read_each_others_reports(tmp_path: Path) -> None:
+    async with pair(tmp_path, load_report_s=0.1) as cluster:
+        await until(
+            lambda: (
+                {report.broker for report in cluster.first.ownership.reports.all()}
+                == {"first", "second"}
+            )
+        )
