@@ -48,6 +48,8 @@ SETTINGS = {
     "MAGNETAR_LOG_FILE_BYTES": str(4 << 20),
     "MAGNETAR_CHECKPOINT_FILES_MAX": "1",
 }
+AT_REST_S = 6.0
+"""Longer than the leader waits between two plans."""
 STILL = {"MAGNETAR_LOADBALANCERSHEDDINGENABLED": "false"}
 """For tests that say where a bundle is: nobody moves it but they."""
 
@@ -102,7 +104,7 @@ class Cluster:
         """
         self.directory = directory
         self._program = program
-        self._evened_out = (environment or {}).get("MAGNETAR_SPREAD_BUNDLES") != "0"
+        self._balances = not STILL.items() <= (environment or {}).items()
         self.members = [EtcdServer(directory / f"etcd-{number}") for number in range(members)]
         if members > 1:
             EtcdServer.form_cluster(self.members)
@@ -307,24 +309,22 @@ class Cluster:
         return wait_for("all brokers see each other and own all bundles", self.healthy, timeout_s)
 
     def wait_at_rest(self) -> None:
-        """Health, and the leader has nothing left to even out: without a store a bundle that is
-        on its way would stay there."""
+        """Health, and no bundle has changed hands since the last plan of the leader: without a store a
+        bundle that is on its way would stay there."""
+        seen: set[tuple[str, int]] = set()
+        since = time.monotonic()
 
-        def is_even() -> bool:
+        def at_rest() -> bool:
+            nonlocal seen, since
             bundles = self._settled()
-            if bundles is None:
+            now = time.monotonic()
+            terms = {(row["bundle"], row["epoch"]) for row in bundles or ()}
+            if bundles is None or terms != seen:
+                seen, since = terms, now
                 return False
-            owners = [row["owner"].rpartition(".")[0] for row in bundles]
-            fewest = min(owners.count(name) for name in self.brokers)
-            givers = {
-                name
-                for name, row in zip(owners, bundles, strict=True)
-                if not row["pinned_until_ms"]
-            }
-            even = all(owners.count(name) - fewest < 2 for name in givers)
-            return self.healthy() and (even or not self._evened_out)
+            return self.healthy() and (now - since >= AT_REST_S or not self._balances)
 
-        wait_for("bundles are where they stay", is_even)
+        wait_for("bundles are where they stay", at_rest)
 
     def claims(self, name: str) -> list[str]:
         """Incarnations of a broker that have a claim in storage."""

@@ -94,6 +94,8 @@ class Evidence:
     endings: list[str] = field(default_factory=list)
     surprises: list[str] = field(default_factory=list)
     expected: tuple[str, ...] = EXPECTED_ENDINGS
+    watch: Callable[[str], None] | None = None
+    """Called with the name of every event."""
 
     def __call__(
         self, _logger: object, _method: str, event: structlog.typing.EventDict
@@ -107,6 +109,8 @@ class Evidence:
         elif name == "background.surprise":
             self.surprises.append(f"{event['work']}: {event['error_type']}: {event['error']}")
         self.counts[name] += 1
+        if self.watch is not None:
+            self.watch(name)
         raise structlog.DropEvent
 
     def unexplained(self) -> list[str]:

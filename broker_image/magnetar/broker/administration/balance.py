@@ -1,25 +1,25 @@
 """Load balancing as administrators see it.
 
 Owns: `Balance`: decisions that were made, the plan of this moment, why a bundle is where it is.
-Imports: balance, balancing. Invariant: nothing here changes anything.
+Imports: balance, balancing. Invariants: nothing here changes anything; the
+planner is imported by the first question.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magnetar.balance.cluster import Bundle, Memory
-from magnetar.balance.decision import SHED, Decision, Request, decide
 from magnetar.balance.filters import Situation, candidates, kept
-from magnetar.balance.placement import place
-from magnetar.balance.planner import filled
 from magnetar.broker.administration.site import Site
 from magnetar.broker.bundles.balancing.decisions import DecisionLog
-from magnetar.broker.bundles.balancing.picture import Picture
 from magnetar.errors import TopicNotFound
 from magnetar.metadata.codec import json_of, members
 from magnetar.names import BundleName
+
+if TYPE_CHECKING:
+    from magnetar.balance.decision import Decision
 
 HISTORY_MAX = 100
 
@@ -50,6 +50,9 @@ class Balance:
         seed = broker.context.clock.random_bits(31)
 
         def answer() -> dict[str, Any]:
+            from magnetar.balance.decision import SHED, Request, decide
+            from magnetar.balance.planner import filled
+
             picture = sight.picture(())
             request = Request(
                 SHED, picture.cluster, Memory(), picture.policies, settings.named(), seed
@@ -76,7 +79,10 @@ class Balance:
         sight, settings = broker.ownership.assigner.placer.sight(), broker.ownership.balance.current
 
         def answer() -> dict[str, Any]:
-            picture: Picture = sight.picture()
+            from magnetar.balance.placement import place
+            from magnetar.balance.planner import filled
+
+            picture = sight.picture()
             situation = Situation(picture.cluster, policies=picture.policies, settings=settings)
             name, loads = str(bundle), filled(situation)
             found = picture.cluster.bundle.get(name, Bundle(name))

@@ -9,13 +9,16 @@ decisions.
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.balance.decision import Decision
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StorageError, StoreError
 from magnetar.storage.names import DECISIONS, decision_name, decision_place
+
+if TYPE_CHECKING:
+    from magnetar.balance.decision import Decision
 
 log = structlog.get_logger(__name__)
 
@@ -75,8 +78,14 @@ class DecisionLog:
         if decision_place(name) is None or not await self._context.volume.exists(name):
             return None
         data = await self._context.volume.read(name)
+
+        def decode() -> Decision:
+            from magnetar.balance.decision import Decision  # not before one is read
+
+            return Decision.decode(data)
+
         try:
-            return await self._context.compute(lambda: Decision.decode(data))
+            return await self._context.compute(decode)
         except StoreError as error:
             log.warning("balance.decision_unreadable", name=name, error=str(error))
             return None

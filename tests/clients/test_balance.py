@@ -1,0 +1,121 @@
+"""Load balancing with real processes: three brokers and a skewed load from an official client."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pulsar
+import pytest
+
+from dev.testbed.cluster import Cluster, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(300)]
+
+TOPICS, BUNDLES = 24, 16
+MESSAGES_PER_S = 600
+WINDOW_S = 5.0
+EVEN, EVEN_WITHIN_S = 1.3, 60.0
+"""Of the largest message rate to the mean."""
+RECEIVED = re.compile(r"^magnetar_messages_in_total (\S+)$", re.MULTILINE)
+
+
+class Traffic:
+    """Producers whose rates fall as Zipf's law says; every receipt is counted."""
+
+    def __init__(self, service_url: str) -> None:
+        quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        self._client = pulsar.Client(service_url, logger=quiet)
+        self._producers = [
+            self._client.create_producer(
+                f"persistent://public/skewed/topic-{number}", batching_enabled=False
+            )
+            for number in range(TOPICS)
+        ]
+        total = sum(1 / (1 + number) for number in range(TOPICS))
+        self._shares = [1 / (1 + number) / total for number in range(TOPICS)]
+        self.sent = self.failed = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="traffic")
+
+    def _run(self) -> None:
+        owed = [0.0] * TOPICS
+        last = time.monotonic()
+        while not self._stopping.wait(0.05):
+            now = time.monotonic()
+            for number, share in enumerate(self._shares):
+                owed[number] += share * MESSAGES_PER_S * (now - last)
+                while owed[number] >= 1:
+                    owed[number] -= 1
+                    self.sent += 1
+                    self._producers[number].send_async(b"x" * 100, self._answered)
+            last = now
+
+    def _answered(self, result: pulsar.Result, _identifier: object) -> None:
+        if result != pulsar.Result.Ok:
+            self.failed += 1
+
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            self._thread.join()
+            for producer in self._producers:
+                producer.flush()
+            self._client.close()
+
+
+def _received(cluster: Cluster, name: str) -> float:
+    with urllib.request.urlopen(f"{cluster.brokers[name].http_url}/metrics", timeout=5) as answer:
+        found = RECEIVED.search(answer.read().decode())
+    assert found is not None
+    return float(found[1])
+
+
+def _imbalance(cluster: Cluster) -> float:
+    """The largest message rate over the mean, for a few seconds."""
+    before = {name: _received(cluster, name) for name in cluster.brokers}
+    time.sleep(WINDOW_S)
+    rates = [_received(cluster, name) - before[name] for name in cluster.brokers]
+    return max(rates) / (sum(rates) / len(rates)) if sum(rates) else float("inf")
+
+
+def test_brokers_that_join_fill_up_and_the_load_becomes_even(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """All load is on one broker; the other two start, and within a minute each has its share. No
+    message fails on the way."""
+    with Cluster(tmp_path_factory.mktemp("balanced")) as cluster:
+        entry = cluster.entry
+        url = f"{cluster.brokers[entry].http_url}/admin/v2/namespaces/public/skewed"
+        body = json.dumps({"bundles": {"numBundles": BUNDLES}}).encode()
+        headers = {"Content-Type": "application/json"}
+        urllib.request.urlopen(
+            urllib.request.Request(url, data=body, headers=headers, method="PUT"), timeout=10
+        ).close()
+        others = [name for name in cluster.brokers if name != entry]
+        for name in others:
+            cluster.brokers[name].stop()
+        traffic = Traffic(cluster.brokers[entry].service_url)
+        with traffic.flowing():
+            for name in others:
+                cluster.brokers[name].start()
+            started = time.monotonic()
+            wait_for(
+                f"the largest rate is within {EVEN} of the mean",
+                lambda: _imbalance(cluster) <= EVEN,
+                EVEN_WITHIN_S,
+            )
+            settled_s = time.monotonic() - started
+            later = _imbalance(cluster)
+        assert later <= EVEN, f"even after {settled_s:.0f} s, then {later:.2f}"
+        assert traffic.failed == 0
+        assert traffic.sent > 0
