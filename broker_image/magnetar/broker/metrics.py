@@ -9,7 +9,8 @@ broker, so several brokers in one process (tests, simulation) do not mix.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -39,6 +40,10 @@ class Traffic:
         self.bytes_in += other.bytes_in
         self.messages_out += other.messages_out
         self.bytes_out += other.bytes_out
+
+
+_MESSAGES_IN, _BYTES_IN = attrgetter("messages_in"), attrgetter("bytes_in")
+_MESSAGES_OUT, _BYTES_OUT = attrgetter("messages_out"), attrgetter("bytes_out")
 
 
 class _HotCounters(Collector):
@@ -163,10 +168,13 @@ class BrokerMetrics:
 
     def traffic(self) -> Traffic:
         """The traffic of all bundles since the start."""
-        total = replace(self._ended)
-        for traffic in self._traffics.values():
-            total.add(traffic)
-        return total
+        found, traffics = self._ended, self._traffics.values()
+        return Traffic(
+            found.messages_in + sum(map(_MESSAGES_IN, traffics)),
+            found.bytes_in + sum(map(_BYTES_IN, traffics)),
+            found.messages_out + sum(map(_MESSAGES_OUT, traffics)),
+            found.bytes_out + sum(map(_BYTES_OUT, traffics)),
+        )
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Register a gauge that is read when scraped."""

@@ -88,13 +88,11 @@ class LoadSampler:
         """The load since the last sample."""
         turns, served = Turns(WORK_PER_TURN_MAX), dict(self._served)
         self._bundles = {name: seen for name, seen in self._bundles.items() if name in served}
-        self._begin(served)
-        loads = []
-        for name, owned in served.items():
-            loads.append(await self._load_of(name, owned, turns))
+        await self._begin(served, turns)
+        loads = [await self._load_of(name, owned, turns) for name, owned in served.items()]
         top = [
             replace(load, hot=await self._hot(load.name, served[load.name], turns))
-            for load in top_bundles(loads, settings)
+            for load in await self._context.compute(lambda: top_bundles(loads, settings))
         ]
         hot = {load.name for load in top}
         for name, seen in self._bundles.items():
@@ -111,7 +109,7 @@ class LoadSampler:
         """All topics of a bundle that was hot in the last sample."""
         return self._bundles[bundle].loads if bundle in self._bundles else []
 
-    def _begin(self, served: Mapping[str, SampledBundle]) -> None:
+    async def _begin(self, served: Mapping[str, SampledBundle], turns: Turns) -> None:
         """Take up bundles that are new here, with what their former owners reported."""
         new = [
             name
@@ -125,6 +123,7 @@ class LoadSampler:
             self._bundles[name] = _Sampled(
                 traffic, self._context.clock.monotonic(), traffic.counts(), history
             )
+            await turns.after(1)
 
     async def _load_of(self, name: str, owned: SampledBundle, turns: Turns) -> BundleLoad:
         seen, now = self._bundles[name], self._context.clock.monotonic()

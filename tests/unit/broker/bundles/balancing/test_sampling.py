@@ -16,6 +16,7 @@ from magnetar.broker.bundles.load import LoadReporter
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.metrics import BrokerMetrics, Traffic
 from magnetar.errors import StoreUnavailable
+from magnetar.hosting.computing import inline
 from magnetar.metadata import keys
 from magnetar.names import TopicName
 from magnetar.topics.topic import Counters
@@ -102,7 +103,9 @@ class Stage:
         self.clock, self.view, self.machine = Time(), View(), Machine()
         self.metrics = BrokerMetrics()
         self.served: dict[str, Served] = {}
-        context = SimpleNamespace(clock=self.clock, metrics=self.metrics, broker="here")
+        context = SimpleNamespace(
+            clock=self.clock, metrics=self.metrics, broker="here", compute=inline
+        )
         self.reports = Reports(cast(Any, self.clock), cast(Any, SimpleNamespace(load=self.view)))
         self.sampler = LoadSampler(
             cast(BrokerContext, context), cast(Any, self.served), self.reports, self.machine
