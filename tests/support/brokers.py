@@ -17,12 +17,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from magnetar.balance.settings import BALANCE
 from magnetar.broker.incarnation import Broker
 from magnetar.clock import SystemClock
 from magnetar.hosting.advertised import ListenerOptions
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.security.authentication import Authenticator
-from magnetar.hosting.settings import BALANCE, BrokerSettings
+from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.tls import TlsPort
 from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata.backends.memory import MemoryStore

@@ -16,7 +16,9 @@ from typing import Any
 
 from magnetar.errors import InvalidRequest
 
-PLANNER = "Planner"
+PLANNER, AVERAGE = "Planner", "AvgShedder"
+STRATEGIES = ("loadBalancerLoadSheddingStrategy", "loadBalancerLoadPlacementStrategy")
+"""Either may be any, but AvgShedder is both or neither."""
 SHEDDERS = (
     PLANNER,
     *(f"{kind}Shedder" for kind in ("Overload", "Threshold", "UniformLoad", "Avg", "Transfer")),
@@ -150,11 +152,8 @@ class Settings:
         return Settings(**values)._check()
 
     def _check(self) -> Settings:
-        if (self.shedder == "AvgShedder") != (self.placement == "AvgShedder"):
-            raise InvalidRequest(
-                "loadBalancerLoadSheddingStrategy, loadBalancerLoadPlacementStrategy: AvgShedder "
-                "works only if it is both"
-            )
+        if (self.shedder == AVERAGE) != (self.placement == AVERAGE):
+            raise InvalidRequest(f"{', '.join(STRATEGIES)}: AvgShedder works only if it is both")
         return self
 
     def named(self) -> dict[str, object]:
@@ -211,3 +210,7 @@ def _as_number(entry: dataclasses.Field[Any], given: object) -> float:
     if number != int(number):
         raise InvalidRequest(f"{name}: {given!r} is not a whole number")
     return int(number)
+
+
+BALANCE = Settings(shedder=PLANNER, placement=PLANNER, report_max_minutes=1)
+"""A broker's defaults, of which three are not Pulsar's: the autoscaler reads the reports, too."""

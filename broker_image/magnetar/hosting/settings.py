@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from magnetar.balance.settings import BALANCE, Settings
 from magnetar.balance.settings import FIELDS as BALANCE_FIELDS
-from magnetar.balance.settings import PLANNER, Settings
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.bounded import bounded, check_bounds, environment_values, variable
 from magnetar.storage.log.blocks import BLOCK_BODY_BYTES_MAX
@@ -21,10 +21,6 @@ _KIB, _MIB = 1 << 10, 1 << 20
 ENTRY_HEAD_BYTES_MAX = 8 * _KIB
 """A little less than what a frame may have beyond `max_message_bytes`: what is too large by less
 is refused alone, the rest with its connection."""
-
-
-BALANCE = Settings(shedder=PLANNER, placement=PLANNER, report_max_minutes=1)
-"""The defaults of load balancing that are not Pulsar's. The autoscaler, too, reads the reports."""
 
 
 @dataclass(frozen=True, slots=True)

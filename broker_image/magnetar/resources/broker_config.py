@@ -2,7 +2,7 @@
 bounds.
 
 Owns: the fields, which are made from the list that the broker's own settings are written into
-(`make crds`). Imports: resources.base, difflib. Invariants: a setting that is not given is absent,
+(`make crds`). Imports: resources.base, balance.settings, difflib. Invariants: a setting that is not given is absent,
 never defaulted here, so that a newer broker's defaults hold; a name that no broker knows, or means
 nothing to a coordinator, is refused with the nearest one that there is.
 """
@@ -13,10 +13,11 @@ import difflib
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, create_model, model_validator
 
+from magnetar.balance.settings import AVERAGE, BALANCE, FIELDS, STRATEGIES, text_of
 from magnetar.resources.base import Model, Rule
 
 SETTINGS: tuple[dict[str, Any], ...] = tuple(
@@ -54,6 +55,10 @@ def _given(name: str) -> str:
     return f"(has(self.{name}) ? self.{name} : {_DEFAULTS[name]})"
 
 
+def _is_average(name: str) -> str:
+    return f"(has(self.{name}) && self.{name} == '{AVERAGE}')"
+
+
 class Settings(Model):
     """What all configurations share. `KIND` is the resource that has them, `PROCESS` what takes
     them."""
@@ -74,7 +79,7 @@ class Settings(Model):
         found = getattr(self, name)
         return _DEFAULTS[name] if found is None else found  # type: ignore[no-any-return]
 
-    def chosen(self) -> dict[str, float]:
+    def chosen(self) -> dict[str, Any]:
         """The settings that are given, by name."""
         return {
             name: value
@@ -106,6 +111,12 @@ class Config(Settings):
                 config.value("log_file_bytes")
                 >= LOG_FILE_MESSAGES_MIN * config.value("max_message_bytes")
             ),
+        ),
+        Rule(
+            f"{_is_average(STRATEGIES[0])} == {_is_average(STRATEGIES[1])}",
+            f"config: AvgShedder works only as both {' and '.join(STRATEGIES)}; set it for both, or "
+            "for neither",
+            lambda config: len({getattr(config, name) == AVERAGE for name in STRATEGIES}) == 1,
         ),
     )
 
@@ -142,6 +153,29 @@ def _fields(names: Collection[str] = ()) -> dict[str, Any]:
     return fields
 
 
+def _balance_fields() -> dict[str, Any]:
+    """Fields for load balancing, by Pulsar's names."""
+    fields: dict[str, Any] = {}
+    defaults = BALANCE.named()
+    for name, setting in FIELDS.items():
+        bounds, kind = setting.metadata["bounds"], str(setting.type).split("[")[0]
+        limits: dict[str, Any] = {} if kind == "str" else {"strict": True}
+        if kind in ("int", "float"):
+            limits |= {"ge": bounds[0], "le": bounds[1]}
+        chosen: Any = {"int": int, "float": float, "bool": bool}.get(kind, str)
+        fields[name] = (
+            (Literal[bounds] if kind == "str" else chosen) | None,
+            Field(
+                default=None,
+                alias=name,
+                description=f"Load balancing, by Pulsar's name. Default: "
+                f"{text_of(defaults[name]) or 'none'}.",
+                **limits,
+            ),
+        )
+    return fields
+
+
 if TYPE_CHECKING:
 
     class BrokerConfig(Config):
@@ -156,6 +190,7 @@ else:
         __base__=Config,
         __doc__="Settings of a broker by their own names.",
         **_fields(),
+        **_balance_fields(),
     )
     CoordinatorConfig = create_model(
         "CoordinatorConfig",

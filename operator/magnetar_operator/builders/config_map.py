@@ -7,6 +7,7 @@ that a change is rolled out.
 
 from __future__ import annotations
 
+from magnetar.balance.settings import text_of
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
@@ -17,7 +18,9 @@ PREFIX = "MAGNETAR_"
 def settings_of(cluster: BrokerCluster) -> dict[str, str]:
     """Environment variables of a broker."""
     chosen = {
-        f"{PREFIX}{name.upper()}": f"{value:.15g}"
+        f"{PREFIX}{name.upper()}": text_of(value)
+        if isinstance(value, bool | str)
+        else f"{value:.15g}"
         for name, value in cluster.spec.config.chosen().items()
     }
     return chosen | {f"{PREFIX}DRAIN_TIMEOUT_S": str(cluster.spec.drain_timeout_seconds)}

@@ -12,7 +12,7 @@ import random
 from dataclasses import replace
 from functools import partial
 
-from magnetar.hosting.settings import BALANCE
+from magnetar.balance.settings import BALANCE
 from tests.simulation.kernel.history import History
 from tests.simulation.kernel.nemesis import Nemesis
 from tests.simulation.scenarios.tracer import (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.balance.settings import PLANNER, Settings
-from magnetar.broker.bundles.balancing.settings import STRATEGIES, changed
+from magnetar.balance.settings import BALANCE, PLANNER, STRATEGIES, Settings
+from magnetar.broker.bundles.balancing.settings import changed
 from magnetar.errors import InvalidRequest
-from magnetar.hosting.settings import BALANCE, BrokerSettings
+from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
 from magnetar.metadata.records import BROKER_CONFIGURATION, DocumentsRecord
 from tests.support.broker_pair import pair

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import structlog
 
-from magnetar.balance.settings import Settings
+from magnetar.balance.settings import AVERAGE, STRATEGIES, Settings
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.views import ClusterViews
@@ -48,10 +48,6 @@ class BalanceSettings:
             else:
                 values |= {name: value} | _companions(name, value)
         return Settings.read(values)
-
-
-AVERAGE = "AvgShedder"
-STRATEGIES = ("loadBalancerLoadSheddingStrategy", "loadBalancerLoadPlacementStrategy")
 
 
 def _companions(name: str, value: object) -> dict[str, object]:
