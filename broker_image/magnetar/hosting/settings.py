@@ -338,9 +338,7 @@ class BrokerSettings:
     @property
     def balance_defaults(self) -> Settings:
         """`balance`, with `load_report_s` unless Pulsar's name for it is set."""
-        if self.balance.look_ms != BALANCE.look_ms:
-            return self.balance
-        return dataclasses.replace(self.balance, look_ms=round(1000 * self.load_report_s))
+        return _looking_every(self.load_report_s, self.balance)
 
     @property
     def reserve_bytes(self) -> int:
@@ -386,3 +384,9 @@ def _balance_of(environment: Mapping[str, str]) -> Settings:
         if variable(name) in environment
     }
     return Settings.read({**BALANCE.named(), **named})
+
+
+def _looking_every(seconds: float, balance: Settings) -> Settings:
+    if balance.look_ms != BALANCE.look_ms:
+        return balance
+    return dataclasses.replace(balance, look_ms=round(1000 * seconds))

@@ -3,6 +3,7 @@ moved."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from magnetar.broker.administration.administration import BrokerAdministration
@@ -91,6 +92,7 @@ async def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
         await until(lambda: len(cluster.second.ownership.owned) == 4)
 
         async def patrol() -> None:
+            await asyncio.sleep(LIVELY.plan_interval_s)
             for broker in brokers:
                 views = broker.views.bundles.items
                 await until(

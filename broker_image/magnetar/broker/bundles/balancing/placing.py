@@ -38,7 +38,7 @@ class Placer:
         candidates: Callable[[], Collection[str]],
     ) -> None:
         self._context, self._views, self._reports = context, views, reports
-        self._settings, self._takers = settings, candidates
+        self._settings, self._candidates = settings, candidates
         self._picture: Picture | None = None
         self._clusters: dict[frozenset[str], Cluster] = {}
         self._taken_at, self._seen = 0.0, frozenset[str]()
@@ -48,14 +48,14 @@ class Placer:
 
     def sight(self) -> Sight:
         """What this broker knows now."""
-        candidates = self._takers()
+        candidates = self._candidates()
         return Sight.take(self._context.clock.wall_ms(), self._views, self._reports, candidates)
 
     async def choose(self, name: str, exclude: Collection[str] = (), *, keep: bool = True) -> str:
         """The incarnation that should get a bundle; with `keep` the choice counts in the next one.
         Raises ServiceNotReady if no broker may have it."""
         async with self._lock:
-            candidates = frozenset(self._takers()) - frozenset(exclude)
+            candidates = frozenset(self._candidates()) - frozenset(exclude)
             picture = await self._look() if candidates else None
             if picture is None:
                 raise ServiceNotReady(
@@ -71,7 +71,7 @@ class Placer:
 
     async def _look(self) -> Picture:
         """A picture of the brokers that take bundles now."""
-        now, candidates = self._context.clock.monotonic(), frozenset(self._takers())
+        now, candidates = self._context.clock.monotonic(), frozenset(self._candidates())
         if self._picture is None or self._seen != candidates or now - self._taken_at > PICTURE_S:
             sight = self.sight()
             self._picture = await self._context.compute(sight.picture)

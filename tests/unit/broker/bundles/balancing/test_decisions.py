@@ -17,8 +17,8 @@ from magnetar.broker.context import BrokerContext
 from magnetar.errors import StorageError
 from magnetar.hosting.computing import ComputeThread, inline
 from magnetar.names import BundleName
+from tests.support.balanced_pair import Stage, play
 from tests.support.rest import Process
-from tests.unit.broker.bundles.balancing.test_balancer import Stage, play
 
 
 class Shelf:
