@@ -347,8 +347,7 @@ class BrokerSettings:
 
     @property
     def entry_bytes_max(self) -> int:
-        """Bytes of one SEND behind its command. Clients hold payloads alone against
-        `max_message_bytes`; their metadata comes on top."""
+        """Bytes of one SEND behind its command: `max_message_bytes`, and metadata on top."""
         return self.max_message_bytes + ENTRY_HEAD_BYTES_MAX
 
     @property

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from magnetar.balance.load import LoadReport, report_due
+from magnetar.balance.load import REPORT_BYTES_MAX, LoadReport, report_due
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
 from magnetar.broker.bundles.balancing.splitting import LoadSplitter
@@ -57,10 +58,19 @@ class LoadReporter:
         if report_due(self._written, report, self._settings.current) is None:
             return
         try:
-            await self._context.store.put(keys.load(incarnation), report.encode(), self._lease())
+            await self._context.store.put(keys.load(incarnation), _encoded(report), self._lease())
             self._written = report
         except StoreError as error:
             log.debug("load.report_dropped", error=str(error))
+
+
+def _encoded(report: LoadReport) -> bytes:
+    """The report with as many of its top bundles as fit."""
+    encoded = report.encode()
+    while len(encoded) > REPORT_BYTES_MAX and report.top:
+        report = replace(report, top=report.top[: len(report.top) // 2])
+        encoded = report.encode()
+    return encoded
 
 
 def load_work(

@@ -8,11 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from magnetar.balance.load import BundleLoad, History, LoadReport, Rates
+from magnetar.balance.load import (
+    REPORT_BYTES_MAX,
+    BundleLoad,
+    History,
+    LoadReport,
+    Rates,
+    TopicLoad,
+)
 from magnetar.balance.settings import Settings
 from magnetar.broker.bundles.balancing.reports import FORMER_MAX, Reports
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
-from magnetar.broker.bundles.load import LoadReporter
+from magnetar.broker.bundles.load import LoadReporter, _encoded
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.metrics import BrokerMetrics, Traffic
 from magnetar.errors import StoreUnavailable
@@ -237,6 +244,15 @@ def test_reports_are_written_when_they_are_due() -> None:
     assert publish(300, 21_000) == 3
     stage.view.put("here.1", None)
     assert publish(300, 26_000) == 4
+
+
+def test_a_report_that_is_too_large_names_fewer_bundles() -> None:
+    """Names of topics are long, and the store takes no larger record."""
+    hot = tuple(TopicLoad("x" * 4000, at, Rates()) for at in range(8))
+    top = tuple(BundleLoad(f"t/n/{at}", History.steady(Rates(1)), hot=hot) for at in range(100))
+    encoded = _encoded(LoadReport("b", 1, top=top))
+    assert len(encoded) <= REPORT_BYTES_MAX
+    assert [load.name for load in LoadReport.read(encoded).top[:2]] == ["t/n/0", "t/n/1"]
 
 
 async def test_a_broker_reports_what_it_serves(tmp_path: Path) -> None:
