@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from magnetar.balance.settings import BALANCE
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.scaling import AutoscalingStatus
 from magnetar_operator import names
@@ -35,9 +36,9 @@ from magnetar_operator.pods.rolling import RollPlan
 
 LOOK_S = 10.0
 STALE_S = 1.0
-REPORT_INTERVAL_S = 60.0
-"""Brokers report at least once in so much time."""
 REPORTS_MISSED_MAX = 3
+REPORT_INTERVAL = "loadBalancerReportUpdateMaxIntervalMinutes"
+"""A broker reports at least so often, whatever its load does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ def _sight(
     cluster: BrokerCluster, observed: Observed, busy: str, owner: str, wall_ms: int
 ) -> Sight:
     loads = observed.state.loads if observed.state is not None else {}
-    interval_s = cluster.spec.config.value("load_report_s")
+    config = cluster.spec.config.chosen()
+    interval_s = 60 * config.get(REPORT_INTERVAL, BALANCE.report_max_minutes)
     reports = [
         Report(
             broker=broker,
@@ -128,7 +130,7 @@ def _sight(
         for pod in broker_pods.sorted_by_ordinal(observed.pods)
         if broker_pods.is_ready(pod)
     )
-    timeout_s = REPORTS_MISSED_MAX * max(interval_s, REPORT_INTERVAL_S)
+    timeout_s = REPORTS_MISSED_MAX * interval_s
     return Sight(cluster.spec.replicas, serving, tuple(reports), timeout_s, busy, owner)
 
 
