@@ -18,7 +18,7 @@ HAPPENED_PER_SEED = {
     "message": 90,
     "balance.decided": 3,
     "bundle.move_requested": 2.5,
-    "balance.split": 0.2,
+    "balance.split": 0.5,
     "bundle.split": 1,
     "takeover": 1,
     "trace: crash": 4,

@@ -36,7 +36,7 @@ LIVELY = replace(
     bundle_cost=0.5,
     grace_minutes=0.02,
     split_minutes=0.02,
-    split_hits=1,
+    split_hits=0,
     bundle_rate_max=2,
     topics_max=2,
 )
