@@ -22,6 +22,7 @@ CLIENTS_HEAR = (
     "coordinator/discovery.py",
     "broker/bundles/ownership.py",
     "broker/bundles/assigning.py",
+    "broker/bundles/balancing/placing.py",
     "broker/bundles/bundle.py",
     "broker/bundles/releasing.py",
 )

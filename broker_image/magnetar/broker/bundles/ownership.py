@@ -343,7 +343,10 @@ class Ownership:
         """Transfer every bundle we have now; raises ServiceNotReady if no other broker may take
         them: then they stay."""
         if not self.assigner.candidates() - {self._context.incarnation}:
-            raise ServiceNotReady("no other broker takes bundles: all are draining or cordoned")
+            raise ServiceNotReady(
+                "Failed to acquire ownership: no other broker takes bundles now (all are draining "
+                "or cordoned)"
+            )
         await self._move_all(reason)
 
     async def release_all(self, reason: str) -> None:
