@@ -353,7 +353,7 @@ def test_the_scale_subresource_and_the_columns_work(
         "AGE",
     ]
     explained = control_plane.kubectl("explain", "brokercluster.spec.drainTimeoutSeconds")
-    assert "hand its bundles over" in explained.stdout
+    assert "transfer its bundles" in explained.stdout
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

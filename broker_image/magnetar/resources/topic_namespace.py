@@ -108,7 +108,7 @@ class TopicNamespaceSpec(Model):
         default=DEFAULT_BUNDLES,
         ge=1,
         le=BUNDLES_MAX,
-        description="Number of bundles at creation; afterwards they are split as load asks for it.",
+        description="Number of bundles at creation. Afterwards brokers split those with too much load.",
         json_schema_extra=immutable(
             "it is the initial number; bundles are split by the brokers afterwards"
         ),
