@@ -235,7 +235,10 @@ def test_the_whole_explanation() -> None:
     [
         ("lookup", "No broker had it when a client looked up a topic of it"),
         ("broker-7.0a is gone", "broker-7 had it and died"),
-        ("spread over brokers", "balances the number of bundles: broker-0"),
+        (
+            "load balancing: from 140 to 101 % of the mean",
+            "balances load: it moved this bundle from broker-0",
+        ),
         ("unload requested", "An administrator unloaded it from broker-0"),
         ("broker stops", "Broker-0 shut down"),
         ("scale-down: magnetar-operator", "Broker-0 was drained (scale-down: magnetar-operator)"),
