@@ -40,7 +40,7 @@ COPY spark_jobs spark_jobs
 RUN /opt/tools/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheel . \
  && /opt/tools/bin/pip --python /opt/magnetar/bin/python install --no-index --no-deps --root /installed /wheel/*.whl
 
-# Debug symbols are a tenth of the packages.
+# Debug symbols are a tenth of the packages, generated models of the Kubernetes API (never imported) 120 MB.
 FROM tools AS operator-packages
 COPY requirements/operator.lock /tmp/locks/
 RUN --mount=type=cache,target=/var/cache/pip \
@@ -49,7 +49,8 @@ RUN --mount=type=cache,target=/var/cache/pip \
     /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/operator.lock \
  && /opt/tools/bin/pip --python /opt/magnetar/bin/python check \
  && find /opt/magnetar -name '*.so' -exec strip --strip-unneeded {} + \
- && python3 -c 'import aetcd, aiohttp, cryptography.x509, kopf, pydantic, uvloop, yaml'
+ && find /opt/magnetar/lib/python3*/site-packages/kubernetes -type f \( -path '*/client/models/*' -o -path '*/client/api/*' \) ! -name '__init__*' -delete \
+ && python3 -c 'import aetcd, aiohttp, cryptography.x509, kopf, pydantic, uvloop, yaml; from kubernetes.aio import config; from kubernetes.aio.client import ApiClient'
 
 FROM system AS operator
 COPY --from=operator-packages /opt/magnetar /opt/magnetar
