@@ -86,11 +86,6 @@ class Generator:
         return bool(self._timeline.run(self._next, self._mark_delete, 1))
 
     @property
-    def sequence(self) -> int:
-        """Number of the next record of the timeline."""
-        return self._next
-
-    @property
     def active_count(self) -> int:
         return self._standing.active_count
 
