@@ -42,7 +42,7 @@ class Topic:
     def take(self, event: Event) -> None:
         """A record is durable, and the subscription follows."""
         self.entry += 1
-        self.timeline.apply(self.timeline.give((LEDGER, self.entry)), event)
+        self.timeline.apply(*self.timeline.queue((LEDGER, self.entry), event))
         self.generator.advance((LEDGER, self.entry))
 
     def event(self, number: int) -> Assertion:

@@ -7,12 +7,13 @@ already changes nothing, so a replay may begin anywhere before the end; trimming
 at every position that is left. Restoring a state and applying the records since gives an equal
 timeline.
 
-A host gives an anchor when it queues a record (`give`), and applies the record when it is durable.
+A host queues a record for the log (`queue`), and applies it when it is durable, in the same order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,6 +81,8 @@ class Timeline:
         self._records: list[Record] = []
         self._points = [_RestorePoint(0, self._snapshot_of_base)]
         self._given = state.base.anchor
+        self._in_flight: deque[Anchored] = deque()
+        self._snapshot_queued = False
         self._message_bytes = 0
         self.head = Standing(self._snapshot_of_base)
         for anchored in state.records:
@@ -157,23 +160,28 @@ class Timeline:
 
     # --- growing ----------------------------------------------------------------------------------
 
-    def give(self, last: Place) -> Anchor:
-        """The anchor of the next record, behind `last`: the last entry that has an id, in flight or
-        not."""
+    def queue(self, last: Place, record: Record) -> Anchored:
+        """What to write for a record behind `last`: the last entry that has an id, in flight or
+        not. It is in flight until it is applied."""
         ledger, entry, ordinal = self._given
         assert last >= (ledger, entry), (last, self._given)
         ordinal = ordinal + 1 if last == (ledger, entry) else 0
-        self._given = Anchor(*last, ordinal)
-        return self._given
+        anchored = Anchored(Anchor(*last, ordinal), record)
+        self._given = anchored.anchor
+        self._in_flight.append(anchored)
+        return anchored
 
     def apply(self, anchor: Anchor, record: Record) -> bool:
         """A record is durable, or is replayed. False if it was known."""
         anchors = self._anchors
         if anchor <= (anchors[-1] if anchors else self._base.anchor):
             return False
+        if self._in_flight:
+            first = self._in_flight.popleft()
+            assert first.anchor == anchor, (first, anchor)
         if isinstance(record, Snapshot):
             self._points.append(_RestorePoint(self.end + 1, record))
-            self._message_bytes = 0
+            self._message_bytes, self._snapshot_queued = 0, False
         anchors.append(anchor)
         self._records.append(record)
         self.head.apply(record)
@@ -187,16 +195,25 @@ class Timeline:
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether to write `snapshot` now. Nothing of this timeline may be in flight then."""
+        """Whether to write `snapshot` now."""
+        if self._snapshot_queued:
+            return False
         records = self.end - self._points[-1].sequence
         return records >= max(self.interval.records, self.head.size) or (
             records > 0 and self._message_bytes >= self.interval.message_bytes
         )
 
     def snapshot(self, last: Place) -> Anchored:
-        """What to write and apply, behind the last entry."""
-        assert self._given == self.last, (self._given, self.last)
-        return Anchored(self.give(last), self.head.to_snapshot())
+        """A snapshot, queued behind the last entry. It holds what is in flight as well: the log
+        keeps none of that, or all of it before the snapshot."""
+        found = self.head.to_snapshot()
+        if self._in_flight:
+            ahead = Standing(found)
+            for anchored in self._in_flight:
+                ahead.apply(anchored.record)
+            found = ahead.to_snapshot()
+        self._snapshot_queued = True
+        return self.queue(last, found)
 
     # --- shrinking --------------------------------------------------------------------------------
 

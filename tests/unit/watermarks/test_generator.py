@@ -36,7 +36,7 @@ class Topic:
     def take(self, *events: Event) -> Effect | None:
         """Records behind the last entry; the effect once all are there."""
         for event in events:
-            self.timeline.apply(self.timeline.give(self.ledgers.last_position), event)
+            self.timeline.apply(*self.timeline.queue(self.ledgers.last_position, event))
         return self.generator.advance()
 
     def advanced(self) -> Effect | None:

@@ -30,7 +30,7 @@ def grown(*events: tuple[int, Event], interval: SnapshotInterval | None = None) 
     """Events behind entries of ledger 1."""
     timeline = Timeline(interval=interval)
     for entry, event in events:
-        timeline.apply(timeline.give((1, entry)), event)
+        timeline.apply(*timeline.queue((1, entry), event))
     return timeline
 
 
@@ -45,7 +45,7 @@ def random_world(seed: int) -> World:
 def test_anchors_are_behind_the_last_entry_of_any_ledger() -> None:
     timeline = Timeline()
     places = [NOWHERE, NOWHERE, (1, 0), (1, 0), (3, 2)]
-    assert [timeline.give(place) for place in places] == [
+    assert [timeline.queue(place, Idle("p")).anchor for place in places] == [
         (-1, -1, 0), (-1, -1, 1), (1, 0, 0), (1, 0, 1), (3, 2, 0),
     ]  # fmt: skip
 
@@ -105,7 +105,7 @@ def test_a_state_keeps_anchors_and_goes_on_behind_them() -> None:
     timeline = grown((0, Assertion("p", 1)), (5, Assertion("p", 2)))
     restored = Timeline(timeline.to_state())
     assert restored.last == (1, 5, 0)
-    assert restored.give((1, 5)) == (1, 5, 1)
+    assert restored.queue((1, 5), Idle("p")).anchor == (1, 5, 1)
 
 
 def test_a_reader_may_begin_at_a_snapshot() -> None:
@@ -113,7 +113,7 @@ def test_a_reader_may_begin_at_a_snapshot() -> None:
     timeline = grown((0, Assertion("p", 4)), (1, Idle("p")), (2, Assertion("q", 6)))
     snapshot = timeline.snapshot((1, 3))
     later = Timeline(TimelineState(snapshot, ()))
-    later.apply(later.give((1, 4)), Idle("q"))
+    later.apply(*later.queue((1, 4), Idle("q")))
     assert later.head.exact_ms == 6
     assert later.base_place == (1, 3)
 
@@ -126,10 +126,10 @@ def test_snapshots_are_due_by_records_and_by_bytes() -> None:
     by_bytes = Timeline(interval=SnapshotInterval(message_bytes=100))
     by_bytes.grew(100)
     assert not by_bytes.snapshot_due, "nothing was asserted"
-    by_bytes.apply(by_bytes.give((1, 0)), Assertion("p", 1))
+    by_bytes.apply(*by_bytes.queue((1, 0), Assertion("p", 1)))
     assert by_bytes.snapshot_due
     by_bytes.apply(*by_bytes.snapshot((1, 0)))
-    by_bytes.apply(by_bytes.give((1, 1)), Assertion("p", 2))
+    by_bytes.apply(*by_bytes.queue((1, 1), Assertion("p", 2)))
     assert not by_bytes.snapshot_due
 
 
@@ -138,8 +138,22 @@ def test_a_snapshot_costs_no_more_than_the_records_since() -> None:
     many.apply(*many.snapshot((1, 0)))
     for at in range(50):
         assert not many.snapshot_due
-        many.apply(many.give((1, 1)), Assertion("p0", at))
+        many.apply(*many.queue((1, 1), Assertion("p0", at)))
     assert many.snapshot_due
+
+
+def test_a_snapshot_holds_what_is_in_flight() -> None:
+    """Under load something always is."""
+    timeline = grown((0, Assertion("p", 1)), interval=SnapshotInterval(1))
+    ahead = [timeline.queue((1, 1), Assertion("p", 7)), timeline.queue((1, 2), Assertion("q", 8))]
+    snapshot = timeline.snapshot((1, 2))
+    assert snapshot == Anchored(Anchor(1, 2, 1), Snapshot((("p", 7), ("q", 8))))
+    assert not timeline.snapshot_due, "it is queued"
+    later = timeline.queue((1, 2), Assertion("q", 9))
+    for anchored in (*ahead, snapshot, later):
+        timeline.apply(*anchored)
+    assert timeline.standing_at((1, 2))[0].to_snapshot() == Snapshot((("p", 7), ("q", 9)))
+    assert timeline.standing_at((1, 1))[0].to_snapshot() == Snapshot((("p", 7),))
 
 
 def test_a_horizon_that_skips_records_is_refused() -> None:
@@ -161,6 +175,6 @@ def test_too_many_producers_and_transactions_are_refused(monkeypatch: pytest.Mon
         timeline.check_room("p", -1)
     monkeypatch.setattr(timelines, "ELEMENTS_MAX", 2)
     timeline.check_hold()
-    timeline.apply(timeline.give((1, 1)), Assertion("p", 1, TxnId(0, 1)))
+    timeline.apply(*timeline.queue((1, 1), Assertion("p", 1, TxnId(0, 1))))
     with pytest.raises(LimitExceeded, match="commit or abort"):
         timeline.check_hold()

@@ -25,7 +25,7 @@ from magnetar.watermarks.codec import Decoder, encode
 from magnetar.watermarks.combination import Combination
 from magnetar.watermarks.generator import Effect, Generator, Reset
 from magnetar.watermarks.records import Assertion, End, Event, Hold, Idle, Place
-from magnetar.watermarks.timeline import Anchored, SnapshotInterval, Timeline, TimelineState
+from magnetar.watermarks.timeline import SnapshotInterval, Timeline, TimelineState
 from tests.unit.watermarks.reference import Reference
 
 Step = tuple[str, int, int]
@@ -141,11 +141,11 @@ class World:
 
     def take(self, event: Event, place: Place | None = None) -> None:
         """A control record becomes durable; the subscription sees that the timeline has grown."""
-        anchor = self.timeline.give(place or self.last)
+        anchored = self.timeline.queue(place or self.last, event)
         self.events.append(event)
         self.places.append(self.last)
-        self.log += encode(Anchored(anchor, event))
-        self.timeline.apply(anchor, event)
+        self.log += encode(anchored)
+        self.timeline.apply(*anchored)
         self.took(self.generator.advance())
 
     def _assert(self, one: int, other: int) -> None:
