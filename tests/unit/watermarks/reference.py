@@ -1,7 +1,7 @@
 """Watermarks by brute force.
 
 Owns: `Reference`, which answers for any beginning ("cut") of a list of events by looking at all of
-them. Imports: records only: neither heaps nor folds. The rule is DESIGN's in its own words: a hold
+them. Imports: records only: neither heaps nor folds. The rule in its plain form: a hold
 of (p0, W0) applies from the producer's first message in the transaction to the transaction's end.
 """
 
