@@ -14,7 +14,8 @@ ARG BASE=debian:bookworm-slim
 FROM ${BASE} AS system
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends ca-certificates python3 tini \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/* \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/* /var/log/* /usr/share/doc/* \
+    /usr/lib/python3*/pydoc_data /usr/lib/python3*/test \
  && useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin magnetar
 ENV PATH=/opt/magnetar/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1
@@ -50,6 +51,7 @@ RUN --mount=type=cache,target=/var/cache/pip \
  && /opt/tools/bin/pip --python /opt/magnetar/bin/python check \
  && find /opt/magnetar -name '*.so' -exec strip --strip-unneeded {} + \
  && find /opt/magnetar/lib/python3*/site-packages/kubernetes -type f \( -path '*/client/models/*' -o -path '*/client/api/*' \) ! -name '__init__*' -delete \
+ && find /opt/magnetar/lib -type d -name tests -prune -exec rm -r {} + \
  && python3 -c 'import aetcd, aiohttp, cryptography.x509, kopf, pydantic, uvloop, yaml; from kubernetes.aio import config; from kubernetes.aio.client import ApiClient'
 
 FROM system AS operator
