@@ -61,6 +61,10 @@ _ROWS: dict[tuple[Right, int], str] = {
         GET /magnetar/v1/namespaces/owners
         GET /magnetar/v1/explain
         GET /magnetar/v1/explain/owned
+        GET /magnetar/v1/balance
+        GET /magnetar/v1/balance/history
+        GET /magnetar/v1/balance/decisions/{decision}
+        GET /magnetar/v1/balance/plan
         GET /magnetar/v1/transactions
         POST /magnetar/v1/transactions/abort
         GET /magnetar/v1/transactions/{most}/{least}

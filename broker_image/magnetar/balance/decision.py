@@ -116,6 +116,11 @@ def recorded(request: Request, outcome: Outcome) -> Decision:
 
 def replay(decision: Decision) -> Outcome:
     """Decide again. Raises StoreError if the record has no inputs, or is damaged."""
+    return decide(asked(decision))
+
+
+def asked(decision: Decision) -> Request:
+    """The request of a record. Raises StoreError if it has no inputs, or is damaged."""
     if not decision.inputs:
         raise StoreError("decision: it was too large to keep its inputs")
     try:
@@ -123,4 +128,4 @@ def replay(decision: Decision) -> Outcome:
         data = unpacking.decompress(base64.b64decode(decision.inputs), INPUTS_BYTES_MAX)
     except (zlib.error, binascii.Error) as error:
         raise StoreError(f"decision: its inputs are damaged: {error}") from error
-    return decide(Request.decode(data))
+    return Request.decode(data)

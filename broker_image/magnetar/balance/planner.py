@@ -233,14 +233,20 @@ class Filled:
     totals: dict[str, float]
 
     @property
-    def imbalance(self) -> float:
-        """The fullest broker over the mean; 1 without load."""
+    def shares(self) -> dict[str, float]:
+        """The load of each broker for its capacity over the mean; 1 without load."""
         load, capacity = sum(self.totals.values()), sum(self.capacities.values())
         if not load > 0:
-            return 1.0
-        return max(self.totals[name] / self.capacities[name] for name in self.totals) * (
-            capacity / load
-        )
+            return dict.fromkeys(self.totals, 1.0)
+        return {
+            name: total / self.capacities[name] * (capacity / load)
+            for name, total in self.totals.items()
+        }
+
+    @property
+    def imbalance(self) -> float:
+        """The fullest broker over the mean; 1 without load."""
+        return max(self.shares.values(), default=1.0)
 
 
 def filled(situation: Situation) -> Filled:
@@ -255,3 +261,47 @@ def filled(situation: Situation) -> Filled:
         cluster.derived[key] = Filled(known, capacities(situation), totals)
     found: Filled = cluster.derived[key]
     return found
+
+
+def gain(situation: Situation) -> float:
+    """By how much of the mean moves from the fullest broker to one other could lower its load: 0
+    within the trigger band, and where no move helps, as with one hot bundle or a few equal ones."""
+    now, settings, cluster = filled(situation), situation.settings, situation.cluster
+    shares = now.shares
+    if now.imbalance <= 1 + settings.band_trigger:
+        return 0.0
+    fullest = min(shares, key=lambda name: (-shares[name], name))
+    own = [bundle for bundle in cluster.bundles if bundle.broker == fullest]
+    stays = _fixed(
+        replace(situation, cluster=replace(cluster, bundles=tuple(own))),
+        [now.loads[bundle.name] for bundle in own],
+    )
+    by_target: dict[str, list[float]] = {}
+    targets: dict[str, str] = {}
+    for at, bundle in enumerate(own):
+        if at in stays:
+            continue
+        if bundle.namespace not in targets:
+            names = [name for name in allowed(situation, bundle.namespace) if name != fullest]
+            targets[bundle.namespace] = min(
+                names, key=lambda name: (shares[name], name), default=""
+            )
+        by_target.setdefault(targets[bundle.namespace], []).append(now.loads[bundle.name])
+    by_target.pop("", None)
+    mean = sum(now.totals.values()) / sum(now.capacities.values())
+    found = (_lowered(now, fullest, to, movable) for to, movable in by_target.items())
+    return max(found, default=0.0) / mean
+
+
+def _lowered(now: Filled, source: str, target: str, movable: Sequence[float]) -> float:
+    """By how much moves lower the higher load of two brokers, at least."""
+    at_source, at_target = now.capacities[source], now.capacities[target]
+    level = now.totals[source] / at_source
+    ideal = (level - now.totals[target] / at_target) / (1 / at_source + 1 / at_target)
+    moved, best = 0.0, 0.0
+    for load in sorted(movable, reverse=True):
+        if moved + load <= ideal:
+            moved += load
+        else:
+            best = max(best, level - (now.totals[target] + moved + load) / at_target)
+    return max(best, moved / at_source)

@@ -104,6 +104,18 @@ class BalanceMetrics:
             "Load of the fullest broker over the mean, as the leader saw it; 0 elsewhere",
             registry=registry,
         )
+        self.gain = Gauge(
+            "magnetar_balance_gain",
+            "Share of the mean by which the planner's moves could lower the load of the fullest "
+            "broker, as the leader saw it; 0 within the trigger band, with another strategy, and "
+            "elsewhere",
+            registry=registry,
+        )
+
+    def forget(self) -> None:
+        """Another broker leads, or load is not balanced."""
+        self.imbalance.set(0)
+        self.gain.set(0)
 
 
 class BrokerMetrics:

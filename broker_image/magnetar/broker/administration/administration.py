@@ -35,7 +35,7 @@ class BrokerAdministration:
         self.health, self.clusters, self.documents = Health(site), Clusters(site), Documents(site)
         self.balance = Balance(site)
         self.dynamic_settings = DynamicSettings(site, self.documents)
-        self.operations, self.explanations = Operations(site), Explanations(site)
+        self.operations, self.explanations = Operations(site), Explanations(site, self.balance)
         self.messages, self.transactions = Messages(site), TransactionFacts(site)
         self.policies, self.subscriptions, self.moves = (
             Policies(site),

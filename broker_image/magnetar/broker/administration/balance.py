@@ -1,8 +1,8 @@
 """Load balancing as administrators see it.
 
-Owns: `Balance`: decisions that were made, the plan of this moment, why a bundle is where it is.
-Imports: balance, balancing. Invariants: nothing here changes anything; the
-planner is imported by the first question.
+Owns: `Balance`: settings and loads in force, decisions that were made, the plan of this moment, why
+a bundle is where it is. Imports: balance, balancing. Invariants: nothing here changes anything; the
+planner is imported by the first question; every list is bounded.
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from magnetar.balance.cluster import Bundle, Memory
 from magnetar.balance.filters import Situation, candidates, kept
+from magnetar.balance.settings import text_of
 from magnetar.broker.administration.site import Site
 from magnetar.broker.bundles.balancing.decisions import DecisionLog
 from magnetar.errors import TopicNotFound
 from magnetar.metadata.codec import json_of, members
 from magnetar.names import BundleName
+from magnetar.storage.names import DECISIONS
 
 if TYPE_CHECKING:
     from magnetar.balance.decision import Decision
 
 HISTORY_MAX = 100
+MOVES_SHOWN_MAX = 100
+"""Moves, splits and merges of each decision of the history; its record has all."""
 
 
 class Balance:
-    """Questions that any broker answers, from the shared volume and its own views."""
+    """Questions that any broker answers, from the shared volume and its own views. Only the leader
+    has moves under way, a trend, and the memory from which the next decision starts."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -36,6 +41,50 @@ class Balance:
         found = await log.newest(max(1, min(count, HISTORY_MAX)), before)
         return [_shown(name, decision) for name, decision in found]
 
+    async def overview(self) -> dict[str, Any]:
+        """Settings in force, loads of the brokers that take bundles, imbalance now and over the
+        last hour, moves under way."""
+        broker = self._site.broker
+        sight, settings = broker.ownership.assigner.placer.sight(), broker.ownership.balance.current
+        balancer, defaults = broker.leader.balancer, broker.ownership.balance.defaults
+
+        def measured() -> dict[str, Any]:
+            from magnetar.balance.planner import filled
+
+            cluster = sight.picture(()).cluster
+            now = filled(Situation(cluster, settings=settings))
+            shares, before = now.shares, balancer.trend.before
+            return {
+                "imbalance": round(now.imbalance, 4),
+                "brokers": {
+                    found.name: {
+                        "load": round(now.totals[found.name], 1),
+                        "capacity": round(now.capacities[found.name], 4),
+                        "share": round(shares[found.name], 4),
+                        "share_before": _rounded(before.get(found.name)),
+                        "bundles": len(cluster.owned[found.name]),
+                        "reported_ms": found.report.updated_ms if found.report else None,
+                    }
+                    for found in cluster.brokers
+                },
+            }
+
+        named, at_start = settings.named(), defaults.named()
+        return {
+            "leader": broker.context.broker,
+            "enabled": settings.enabled,
+            "strategy": settings.shedder,
+            "placement": settings.placement,
+            "settings": {name: text_of(value) for name, value in named.items()},
+            "changed": sorted(name for name in named if named[name] != at_start[name]),
+            **await broker.context.compute(measured),
+            "trend": [
+                {"at_ms": found.at_ms, "imbalance": round(found.imbalance, 4)}
+                for found in balancer.trend.samples
+            ],
+            "moves": balancer.moves(),
+        }
+
     async def decision(self, name: str) -> Decision:
         """One decision with all that it depended on. Raises TopicNotFound, StorageError."""
         found = await DecisionLog(self._site.broker.context).read(name)
@@ -43,23 +92,33 @@ class Balance:
             raise TopicNotFound(f"decision {name}: there is none; the history lists them")
         return found
 
-    async def plan(self) -> dict[str, Any]:
-        """What the strategy in force would do now, with nothing remembered."""
+    async def shown(self, identifier: str) -> dict[str, Any]:
+        """A decision as the history shows it, and its record, which replays. Raises as
+        `decision`."""
+        name = f"{DECISIONS}/{identifier}"
+        decision = await self.decision(name)
+        return _shown(name, decision) | {"record": json.loads(decision.encode())}
+
+    async def plan(self, inputs: bool = False) -> dict[str, Any]:
+        """What the strategy in force would do now; with `inputs` as a record, too, which replays.
+        The leader goes on from what it remembers, another broker remembers nothing."""
         broker = self._site.broker
         sight, settings = broker.ownership.assigner.placer.sight(), broker.ownership.balance.current
         seed = broker.context.clock.random_bits(31)
+        memory = broker.leader.balancer.memory if broker.leader.leading else Memory()
 
         def answer() -> dict[str, Any]:
-            from magnetar.balance.decision import SHED, Request, decide
+            from magnetar.balance.decision import SHED, Request, decide, recorded
             from magnetar.balance.planner import filled
 
             picture = sight.picture(())
             request = Request(
-                SHED, picture.cluster, Memory(), picture.policies, settings.named(), seed
+                SHED, picture.cluster, memory, picture.policies, settings.named(), seed
             )
             outcome = decide(request)
             loads = filled(request.situation())
-            return {
+            record = json.loads(recorded(request, outcome).encode()) if inputs else None
+            return ({"record": record} if inputs else {}) | {
                 "strategy": settings.shedder,
                 "reason": outcome.reason,
                 "notes": list(outcome.notes),
@@ -78,13 +137,19 @@ class Balance:
         broker = self._site.broker
         sight, settings = broker.ownership.assigner.placer.sight(), broker.ownership.balance.current
 
+        memory = broker.leader.balancer.memory if broker.leader.leading else Memory()
+
         def answer() -> dict[str, Any]:
             from magnetar.balance.placement import place
             from magnetar.balance.planner import filled
+            from magnetar.balance.shedding.cycle import shed
 
             picture = sight.picture()
-            situation = Situation(picture.cluster, policies=picture.policies, settings=settings)
+            situation = Situation(picture.cluster, memory, picture.policies, settings)
             name, loads = str(bundle), filled(situation)
+            outcome = shed(situation) if settings.enabled and settings.shedding else None
+            moves = outcome.moves if outcome is not None else ()
+            moved = memory.moved.get(name)
             found = picture.cluster.bundle.get(name, Bundle(name))
             may = candidates(situation, found)
             placed = place(found, situation)
@@ -101,6 +166,16 @@ class Balance:
                 "placement": placed.broker,
                 "reason": placed.reason,
                 "brokers": {name: round(load, 1) for name, load in loads.totals.items()},
+                "shares": {name: round(share, 4) for name, share in loads.shares.items()},
+                "strategy": settings.shedder,
+                "enabled": outcome is not None,
+                "trigger": settings.band_trigger,
+                "moved_ms": moved.at_ms if moved is not None else None,
+                "repeat_change": settings.repeat_change,
+                "grace_minutes": settings.grace_minutes,
+                "next": next((move.destination for move in moves if move.bundle == name), None),
+                "next_moves": len(moves),
+                "next_reason": outcome.reason if outcome is not None else "",
             }
 
         return await broker.context.compute(answer)
@@ -109,6 +184,19 @@ class Balance:
 def _shown(name: str, decision: Decision) -> dict[str, Any]:
     outcome = members(decision.outcome)
     outcome.pop("memory")
-    shown = {"name": name, "at_ms": decision.at_ms, "kind": decision.kind, **outcome}
-    found: dict[str, Any] = json.loads(json_of(shown | {"replayable": decision.replayable}))
+    for what in ("moves", "splits", "merges"):
+        outcome |= {f"{what}_total": len(outcome[what]), what: outcome[what][:MOVES_SHOWN_MAX]}
+    shown = {
+        "name": name,
+        "id": name.removeprefix(f"{DECISIONS}/"),
+        "at_ms": decision.at_ms,
+        "kind": decision.kind,
+        "replayable": decision.replayable,
+        **outcome,
+    }
+    found: dict[str, Any] = json.loads(json_of(shown))
     return found
+
+
+def _rounded(share: float | None) -> float | None:
+    return round(share, 4) if share is not None else None

@@ -26,7 +26,13 @@ from magnetar.broker.upkeep.expiry import enforce_quota
 from magnetar.client import Client
 from magnetar.client.connection import Credentials
 from magnetar.clock import elapsed_ms
-from magnetar.errors import MagnetarError, ServiceNotReady, TopicExists, TopicNotFound
+from magnetar.errors import (
+    MagnetarError,
+    NotOwner,
+    ServiceNotReady,
+    TopicExists,
+    TopicNotFound,
+)
 from magnetar.hosting.bounded import bounded_fields
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
@@ -78,15 +84,33 @@ class Brokers:
     async def leader_broker(self) -> dict[str, str]:
         """Where the leader is; waits while an election settles. Raises ServiceNotReady if there
         is none for `LEADER_S`."""
+        record = await self._leader()
+        return {"serviceUrl": record.http_url, "brokerId": address_of_broker(record)}
+
+    async def at_leader(self) -> None:
+        """Raises NotOwner with the leader's address unless this broker leads, ServiceNotReady as
+        `leader_broker`."""
+        if self._site.broker.leader.leading:
+            return
+        record = await self._leader(working=True)
+        if record.broker != self._site.broker.context.broker:
+            raise NotOwner(
+                f"broker {record.broker} leads; ask {record.http_url}",
+                record.http_url,
+                record.http_url_tls,
+            )
+
+    async def _leader(self, working: bool = False) -> IncarnationRecord:
+        """The leader's record; with `working` not this broker's before it has begun to lead."""
         try:
             async with asyncio.timeout(LEADER_S):
                 while True:
-                    record = self._live().get(await self._site.broker.leader.current())
-                    if record is not None:
-                        return {
-                            "serviceUrl": record.http_url,
-                            "brokerId": address_of_broker(record),
-                        }
+                    broker = self._site.broker
+                    current = await broker.leader.current()
+                    record = self._live().get(current)
+                    begins = working and current == broker.incarnation and not broker.leader.leading
+                    if record is not None and not begins:
+                        return record
                     await asyncio.sleep(LEADER_LOOK_S)
         except TimeoutError as error:
             raise ServiceNotReady(

@@ -14,7 +14,9 @@ import contextlib
 from typing import Any
 from urllib.parse import urlencode
 
+from magnetar.broker.administration.balance import Balance
 from magnetar.broker.administration.explanation import explain_in_words
+from magnetar.broker.administration.load_words import load_in_words
 from magnetar.broker.administration.owned_facts import owned_facts
 from magnetar.broker.administration.peers import ask_broker
 from magnetar.broker.administration.site import Site
@@ -55,8 +57,8 @@ LogFile = tuple[str, int]
 class Explanations:
     """Explains bundles and topics."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, balance: Balance) -> None:
+        self._site, self._balance = site, balance
 
     async def explain(self, topic: TopicName | None, bundle: BundleName | None) -> dict[str, Any]:
         """All facts and the sentences made of them. Raises NamespaceNotFound, InvalidRequest for
@@ -76,9 +78,11 @@ class Explanations:
         facts["log_files"] = await self._log_files(name, record, manifest, sealed)
         facts["jobs"] = await self._jobs(name)
         facts["new owners"] = await self._candidates(str(name), record)
+        facts["load"] = await self._balance.explain(name) if record is not None else None
         facts["lease_s"] = self._site.broker.context.settings.lease_ttl_s
         facts["now_ms"] = self._site.broker.context.clock.wall_ms()
-        return {**facts, **explain_in_words(facts)}
+        by_load = load_in_words(facts["load"], facts["now_ms"])
+        return {**facts, **explain_in_words(facts), "by_load": by_load}
 
     def explain_owned(self, topic: TopicName | None, bundle: BundleName) -> dict[str, Any]:
         """What only the owner of a bundle knows, as this broker sees it."""

@@ -62,6 +62,11 @@ class Leader:
     def leading(self) -> bool:
         return self._leading
 
+    @property
+    def balancer(self) -> Balancer:
+        """Load balancing of this term, or, while another broker leads, of none."""
+        return self._balancer
+
     async def current(self) -> str:
         """The leading incarnation, or "" while there is none. Raises StoreUnavailable."""
         found = await self._election.current()
@@ -102,7 +107,7 @@ class Leader:
                 await asyncio.sleep(RETRY_S)
             finally:
                 self._leading = False
-                self._context.metrics.balance.imbalance.set(0)
+                self._context.metrics.balance.forget()
 
     def _new_balancer(self) -> Balancer:
         """Each term decides again."""

@@ -15,6 +15,7 @@ from fastapi.responses import PlainTextResponse
 
 from magnetar import __version__
 from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.broker.routes.balance import balance_router
 from magnetar.broker.routes.brokers import broker_router
 from magnetar.broker.routes.clusters import cluster_router
 from magnetar.broker.routes.documents import document_router
@@ -38,6 +39,7 @@ LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:path}"
 ROUTERS = (
     operation_router,
     explain_router,
+    balance_router,
     transaction_router,
     dynamic_settings_router,
     broker_router,

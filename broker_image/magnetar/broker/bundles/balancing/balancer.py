@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -22,6 +23,7 @@ from magnetar.broker.bundles.assigning import Assigner
 from magnetar.broker.bundles.balancing.decisions import DecisionLog
 from magnetar.broker.bundles.balancing.picture import Picture, Sight
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
+from magnetar.broker.bundles.balancing.trend import Sample, Trend
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StorageError
 from magnetar.hosting.views import ClusterViews
@@ -38,6 +40,8 @@ ARRIVAL_S = 120.0
 """A move that takes longer no longer counts as under way."""
 PENDING_S = 60.0
 """A move that waits longer for its wave was decided on old load."""
+SHOWN_MAX = 1000
+"""Moves under way that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,33 @@ class Balancer:
         self._decided_at: float | None = None
         self._pending: deque[_Begun] = deque()
         self._under_way: dict[str, _Begun] = {}
+        self.trend = Trend()
+
+    @property
+    def memory(self) -> Memory:
+        """What the next decision starts from."""
+        return self._memory
+
+    def moves(self) -> dict[str, Any]:
+        """Moves that have begun, and how many wait for their wave."""
+        self._settle()
+        clock = self._context.clock
+        now, now_ms = clock.monotonic(), clock.wall_ms()
+        begun = [
+            {
+                "bundle": name,
+                "source": found.move.source,
+                "destination": found.move.destination,
+                "reason": found.move.reason,
+                "since_ms": now_ms - round(1000 * (now - found.since)),
+            }
+            for name, found in sorted(self._under_way.items())
+        ]
+        return {
+            "under_way": begun[:SHOWN_MAX],
+            "under_way_total": len(begun),
+            "waiting": len(self._pending),
+        }
 
     async def destinations(self, orphans: Sequence[str]) -> dict[str, str]:
         """Incarnations by orphan, by the plan; {} if another strategy is in force."""
@@ -103,6 +134,7 @@ class Balancer:
         if not settings.enabled:
             self._drop(self._pending)
             self._pending.clear()
+            self._context.metrics.balance.forget()
             return
         planning = settings.shedder == PLANNER
         interval_s = settings.plan_interval_s if planning else 60 * settings.shed_minutes
@@ -125,6 +157,8 @@ class Balancer:
         metrics.balance.seconds.observe(now - self._decided_at)
         metrics.balance.decisions.inc()
         metrics.balance.imbalance.set(decided.imbalance)
+        metrics.balance.gain.set(decided.gain)
+        self.trend.observe(Sample(sight.now_ms, decided.imbalance, decided.shares))
         if decided.record:
             self._decisions.add(sight.now_ms, decided.record)
         moves = [move for move in outcome.moves if move.source]
@@ -199,18 +233,25 @@ class _Decided:
 
     picture: Picture
     outcome: Outcome
-    imbalance: float
+    shares: dict[str, float]
+    gain: float
     record: bytes
+
+    @property
+    def imbalance(self) -> float:
+        return max(self.shares.values(), default=1.0)
 
 
 def _decided(
     sight: Sight, orphans: Sequence[str], memory: Memory, settings: Settings, seed: int
 ) -> _Decided:
     from magnetar.balance.decision import SHED, Request, decide, recorded  # a leader's alone
-    from magnetar.balance.planner import filled
+    from magnetar.balance.planner import filled, gain
 
     picture = sight.picture(frozenset(orphans))
     request = Request(SHED, picture.cluster, memory, picture.policies, settings.named(), seed)
     outcome = decide(request)
     record = recorded(request, outcome).encode() if outcome.moves else b""
-    return _Decided(picture, outcome, filled(request.situation()).imbalance, record)
+    situation = request.situation()
+    left = gain(situation) if settings.shedder == PLANNER and settings.shedding else 0.0
+    return _Decided(picture, outcome, filled(situation).shares, left, record)
