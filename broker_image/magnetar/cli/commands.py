@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from magnetar.cli.access import Access
+from magnetar.cli.balance import balance
 from magnetar.cli.bundles import bundles
 from magnetar.cli.kubernetes import Context, Kubernetes, Namespace
 from magnetar.cli.metadata import metadata
@@ -383,6 +384,7 @@ GROUPS = {
     "subscriptions": subscriptions,
     "namespaces": namespaces,
     "bundles": bundles,
+    "balance": balance,
     "txn": transactions,
     "metadata": metadata,
     "storage": storage,

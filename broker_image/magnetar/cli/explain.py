@@ -39,6 +39,8 @@ def render(screen: Screen, facts: Mapping[str, Any]) -> None:
     _sentences(screen, "", facts["summary"])
     holder = broker_of(facts["record"]["incarnation"]) if facts["record"] is not None else ""
     _sentences(screen, f"Why {holder or 'nobody'} has it", facts["why"])
+    if facts.get("by_load"):
+        _sentences(screen, "What load does to it", facts["by_load"])
     _chain(screen, facts)
     topic = facts["owned"]["topic"] if facts["owned"] is not None else None
     if topic is not None and topic["stored"]:

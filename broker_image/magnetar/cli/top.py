@@ -54,6 +54,10 @@ def look(rest: Rest, order: str, count: int) -> dict[str, Any]:
             else:
                 topics += _rows(row["broker"], found)
     bundles = _bundles(topics, status["bundles"])
+    balance, why = _balance(rest)
+    if why:
+        silent.append(why)
+    shares = balance["brokers"] if balance is not None else {}
     return {
         "brokers": [
             {
@@ -61,13 +65,27 @@ def look(rest: Rest, order: str, count: int) -> dict[str, Any]:
                 "backlog": sum(
                     topic["backlog"] for topic in topics if topic["broker"] == row["broker"]
                 ),
+                "load": shares.get(row["broker"], {}).get("share"),
+                "load_before": shares.get(row["broker"], {}).get("share_before"),
             }
             for row in status["brokers"]
         ],
         "bundles": _first(bundles, order, count),
         "topics": _first(topics, order, count),
         "silent": silent,
+        "balance": balance
+        and {name: balance[name] for name in ("strategy", "imbalance", "trend", "moves")},
     }
+
+
+def _balance(rest: Rest) -> tuple[dict[str, Any] | None, str]:
+    """Load balancing as the leader sees it, or why it is not known."""
+    try:
+        asked = rest.at(",".join(rest.urls), TIMEOUT_S)
+        found: dict[str, Any] = asked.get("/magnetar/v1/balance")
+    except MagnetarError as error:
+        return None, f"load against the mean is not known: {error}"
+    return found, ""
 
 
 def _address(rest: Rest, broker: Mapping[str, Any]) -> str:
@@ -148,6 +166,8 @@ def _render(screen: Screen, value: Mapping[str, Any], order: str) -> None:
             "backlog",
             "cpu",
             "memory",
+            "load",
+            "trend",
         ),
         [
             (
@@ -160,10 +180,14 @@ def _render(screen: Screen, value: Mapping[str, Any], order: str) -> None:
                 row["backlog"],
                 _percent(row["cpu"]),
                 _percent(row["memory"]),
+                _percent(row["load"]),
+                _trend(row["load"], row["load_before"]),
             )
             for row in value["brokers"]
         ],
     )
+    if value["balance"] is not None:
+        screen.line(_imbalance(value["balance"]))
     for what in ("bundle", "topic"):
         rows = value[f"{what}s"]
         if not rows:
@@ -190,3 +214,20 @@ def _render(screen: Screen, value: Mapping[str, Any], order: str) -> None:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share * 100:.1f}%"
+
+
+def _trend(now: float | None, before: float | None) -> str:
+    """What a broker's share has changed by within the last ten minutes."""
+    return "-" if now is None or before is None else f"{(now - before) * 100:+.1f}"
+
+
+def _imbalance(balance: Mapping[str, Any]) -> str:
+    """The fullest broker against the mean, now and within the last hour."""
+    found = [sample["imbalance"] for sample in balance["trend"]]
+    hour = f", {min(found):.2f} to {max(found):.2f} within the hour" if found else ""
+    moves = balance["moves"]
+    left = moves["under_way_total"] + moves["waiting"]
+    return (
+        f"\nimbalance (max/mean) {balance['imbalance']:.2f}{hour}; {balance['strategy']}, "
+        f"{left or 'no'} move{'' if left == 1 else 's'} under way"
+    )

@@ -193,7 +193,15 @@ def test_help_lists_every_command() -> None:
         assert f"  {name} " in shown
     for name in ("consume", "apply", "plan", "report"):
         assert f"  {name} " in shown
-    for name in ("topics", "subscriptions", "namespaces", "bundles", "metadata", "completion"):
+    for name in (
+        "topics",
+        "subscriptions",
+        "namespaces",
+        "bundles",
+        "balance",
+        "metadata",
+        "completion",
+    ):
         assert f"  {name} " in shown
     assert "..." not in shown.removeprefix("Usage: magnetar [OPTIONS] COMMAND [ARGS]...")
 
@@ -233,4 +241,23 @@ def test_top_puts_the_busiest_first(server: ServerProcess) -> None:
     assert [row["backlog"] for row in found["brokers"]] == [6]
     shown = magnetar("top", "--by", "backlog", "--url", server.http_url)
     assert shown.returncode == 0, shown.stderr
+    assert "imbalance (max/mean) 1.00" in shown.stdout
+    assert (found["brokers"][0]["load"], found["balance"]["imbalance"]) == (1.0, 1.0)
     assert "Topics by backlog" in shown.stdout
+
+
+def test_load_balancing_of_a_server_is_planned_and_simulated(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    """One broker: nothing to move, and nothing was decided; the saved record replays."""
+    record = tmp_path / "plan.json"
+    url = ("--url", server.http_url)
+    shown = magnetar("balance", "plan", "--save", str(record), *url)
+    assert shown.returncode == 0, shown.stderr
+    assert "Planner, imbalance 1.00 (max/mean): no moves" in shown.stdout
+    replayed = magnetar("balance", "simulate", str(record))
+    assert replayed.returncode == 0, replayed.stderr
+    assert "the record says the same" in replayed.stdout
+    assert json.loads(magnetar("balance", "history", "--output", "json", *url).stdout) == []
+    absent = f"{7:015d}-{7:020d}-{7:08d}"
+    assert "there is none" in magnetar("balance", "show", absent, *url).stderr
