@@ -139,6 +139,27 @@ CLUSTER_PANELS = (
         ),),
     ),
     Panel(
+        "Load of the fullest broker over the mean, and what moves could take off", "percentunit",
+        (
+            ("imbalance {{magnetar_cluster}}", f"max by (magnetar_cluster) (magnetar_balance_imbalance{{{_BROKER}}})"),
+            ("moves could take off {{magnetar_cluster}}", f"max by (magnetar_cluster) (magnetar_balance_gain{{{_BROKER}}})"),
+        ),
+    ),
+    Panel(
+        "Bundles moved and split because of load", "ops",
+        (
+            ("moved", f"sum(rate(magnetar_balance_moves_total{{{_BROKER}}}[5m]))"),
+            ("split", f"sum(rate(magnetar_balance_splits_total{{{_BROKER}}}[5m]))"),
+        ),
+    ),
+    Panel(
+        "Decisions of load balancing, and their duration, p99", "short",
+        (
+            ("decisions/s", f"sum(rate(magnetar_balance_decisions_total{{{_BROKER}}}[5m]))"),
+            ("p99, s", _quantile(0.99, "magnetar_balance_decision_seconds", _BROKER)),
+        ),
+    ),
+    Panel(
         "Transactions begun and decided", "ops",
         (
             ("begun", f"sum(rate(magnetar_coordinator_transactions_begun_total{{{_COORDINATOR}}}[1m]))"),
