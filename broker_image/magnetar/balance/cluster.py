@@ -20,6 +20,9 @@ from magnetar.balance.settings import Settings
 from magnetar.balance.top_k import namespace_of
 from magnetar.metadata.codec import Record
 
+MOVE_REASON = "load balancing: "
+"""How the reason of a bundle's record begins if a decision moved it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Broker:

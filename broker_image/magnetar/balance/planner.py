@@ -263,11 +263,11 @@ def filled(situation: Situation) -> Filled:
     return found
 
 
-def gain(situation: Situation) -> float:
+def gain(situation: Situation, now: Filled) -> float:
     """By how much of the mean moves from the fullest broker to one other could lower its load: 0
-    within the trigger band, and where no move helps, as with one hot bundle or a few equal ones."""
-    now, settings, cluster = filled(situation), situation.settings, situation.cluster
-    shares = now.shares
+    within the trigger band, and where no move helps, as with one hot bundle or a few equal ones.
+    `now` is how full brokers are in `situation`."""
+    settings, cluster, shares = situation.settings, situation.cluster, now.shares
     if now.imbalance <= 1 + settings.band_trigger:
         return 0.0
     fullest = min(shares, key=lambda name: (-shares[name], name))

@@ -101,11 +101,11 @@ class Balance:
 
     async def plan(self, inputs: bool = False) -> dict[str, Any]:
         """What the strategy in force would do now; with `inputs` as a record, too, which replays.
-        The leader goes on from what it remembers, another broker remembers nothing."""
+        The leader continues from what it remembers."""
         broker = self._site.broker
         sight, settings = broker.ownership.assigner.placer.sight(), broker.ownership.balance.current
         seed = broker.context.clock.random_bits(31)
-        memory = broker.leader.balancer.memory if broker.leader.leading else Memory()
+        memory = self._memory()
 
         def answer() -> dict[str, Any]:
             from magnetar.balance.decision import SHED, Request, decide, recorded
@@ -136,8 +136,7 @@ class Balance:
         """A bundle's load, the brokers that may have it and what keeps it."""
         broker = self._site.broker
         sight, settings = broker.ownership.assigner.placer.sight(), broker.ownership.balance.current
-
-        memory = broker.leader.balancer.memory if broker.leader.leading else Memory()
+        memory = self._memory()
 
         def answer() -> dict[str, Any]:
             from magnetar.balance.placement import place
@@ -179,6 +178,11 @@ class Balance:
             }
 
         return await broker.context.compute(answer)
+
+    def _memory(self) -> Memory:
+        """What the leader's next decision starts from; another broker remembers nothing."""
+        leader = self._site.broker.leader
+        return leader.balancer.memory if leader.leading else Memory()
 
 
 def _shown(name: str, decision: Decision) -> dict[str, Any]:

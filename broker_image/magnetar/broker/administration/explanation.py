@@ -1,8 +1,8 @@
 """Why a bundle is where it is, and what would happen if it moved: the words.
 
 Owns: the sentences of `GET /magnetar/v1/explain`, made of the facts that `explain` has gathered.
-Imports: amounts. Pure. Invariants: equal facts, equal words; what is not known is said to be not
-known; a reason without words here is quoted.
+Imports: amounts, balance.cluster. Pure. Invariants: equal facts, equal words; what is not known is
+said to be not known; a reason without words here is quoted.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from magnetar.amounts import age_text, size_text
+from magnetar.balance.cluster import MOVE_REASON
 
 Facts = Mapping[str, Any]
 NAMES_MAX = 5
-BALANCED = "load balancing: "
 _GONE = re.compile(r"(?P<incarnation>\S+) is gone")
 _STUCK = re.compile(r"Assigning by (?P<incarnation>\S+) for (?P<seconds>\d+) s")
 _SPLIT = re.compile(r"split (?:of|from) (?P<parent>\S+)")
@@ -217,10 +217,10 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
             f"It is a part of {split['parent']}, which was split; children begin where their "
             "parent was served."
         )
-    if reason.startswith(BALANCED):
+    if reason.startswith(MOVE_REASON):
         return (
             f"The leader balances load: it moved this bundle from {before} to {owner} "
-            f"({reason.removeprefix(BALANCED)})."
+            f"({reason.removeprefix(MOVE_REASON)})."
         )
     known = {
         "lookup": f"No broker had it when a client looked up a topic of it, and {owner} was the "

@@ -1,7 +1,7 @@
 """Why load leaves a bundle where it is, and what would move it: the words.
 
 Owns: the sentences about load of `GET /magnetar/v1/explain`, made of what `Balance.explain` answers.
-Imports: amounts. Pure. Invariant: equal facts, equal words.
+Imports: amounts, balance.settings. Pure. Invariant: equal facts, equal words.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from magnetar.amounts import age_text
+from magnetar.balance.settings import PLANNER
 
-PLANNER = "Planner"
 NAMES_MAX = 5
 
 

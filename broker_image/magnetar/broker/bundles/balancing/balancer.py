@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from magnetar.balance.cluster import Memory, Move, Outcome
+from magnetar.balance.cluster import MOVE_REASON, Memory, Move, Outcome
 from magnetar.balance.settings import PLANNER, Settings
 from magnetar.broker.bundles.assigning import Assigner
 from magnetar.broker.bundles.balancing.decisions import DecisionLog
@@ -33,7 +33,6 @@ from magnetar.ownership.rules import is_pinned
 
 log = structlog.get_logger(__name__)
 
-REASON = "load balancing: "
 RECALL_S = 1.0
 """Bundles without an owner wait so long for a volume that does not answer."""
 ARRIVAL_S = 120.0
@@ -191,7 +190,7 @@ class Balancer:
             active += 1
             self._context.metrics.balance.moves.inc()
             await self._assigner.request_move(
-                name, begun.destination, REASON + begun.move.reason, guard
+                name, begun.destination, MOVE_REASON + begun.move.reason, guard
             )
 
     def _may_begin(self, begun: _Begun, now: float) -> bool:
@@ -253,5 +252,6 @@ def _decided(
     outcome = decide(request)
     record = recorded(request, outcome).encode() if outcome.moves else b""
     situation = request.situation()
-    left = gain(situation) if settings.shedder == PLANNER and settings.shedding else 0.0
-    return _Decided(picture, outcome, filled(situation).shares, left, record)
+    now = filled(situation)
+    left = gain(situation, now) if settings.shedder == PLANNER and settings.shedding else 0.0
+    return _Decided(picture, outcome, now.shares, left, record)

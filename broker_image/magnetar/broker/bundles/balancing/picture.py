@@ -82,9 +82,12 @@ class Sight:
         )
         incarnations = {self.incarnations[name].record.broker: name for _, name in started}
         owners, fixed = self._owners(incarnations, only)
+        known = domains(self._stored(FAILURE_DOMAINS))
         cluster = Cluster(
             self.now_ms,
-            tuple(self._broker(broker, name) for broker, name in sorted(incarnations.items())),
+            tuple(
+                self._broker(broker, name, known) for broker, name in sorted(incarnations.items())
+            ),
             joined(owners, self.reports, fixed),
         )
         return Picture(cluster, self._policies(), incarnations)
@@ -117,11 +120,11 @@ class Sight:
                 return found.record.broker
         return ""
 
-    def _broker(self, broker: str, incarnation: str) -> Broker:
+    def _broker(self, broker: str, incarnation: str, known: Mapping[str, str]) -> Broker:
+        """`known` are failure domains by address."""
         record = self.incarnations[incarnation].record
         address = record.http_url.partition("://")[2]
         host = urlsplit(record.http_url).hostname or broker
-        known = domains(self._stored(FAILURE_DOMAINS))
         domain = next((known[name] for name in (address, host, broker) if name in known), "")
         return Broker(broker, self.live.get(incarnation), host, domain, record.version)
 
