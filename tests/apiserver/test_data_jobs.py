@@ -337,7 +337,7 @@ async def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdPro
         second = await until("the second driver", lambda: jobs.driver(2))
 
         saying = "it ended with exit code 1 (Error), saying: StorageError: the disk is full"
-        await until("the failure is told", lambda: saying in " ".join(scene.events("Started")))
+        await until("the failure is reported", lambda: saying in " ".join(scene.events("Started")))
 
         record = JobRunRecord("compaction", "succeeded", 1000, 2000, {"keys": 7})
         await brokers.store.put(f"jobs/{scene.namespace}/prices/{run}", record.encode())

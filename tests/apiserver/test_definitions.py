@@ -437,7 +437,7 @@ async def test_an_operator_older_than_the_definitions_goes_on(
             await until("more brokers", lambda: scene.replicas() == 5)
             path = scene.path("topicnamespaces", "new")
             told = await until(
-                "it is told",
+                "it is reported",
                 lambda: (
                     scene.condition(path).get("reason") == "InvalidSpec" and scene.condition(path)
                 ),

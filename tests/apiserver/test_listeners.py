@@ -142,7 +142,7 @@ async def test_coordinators_have_addresses_by_the_clusters_listeners(
             conditions = (scene.get(path) or {}).get("status", {}).get("conditions", [])
             return next((str(one["reason"]) for one in conditions if one["type"] == kind), "")
 
-        await until("the unknown name is told", lambda: reason("Degraded") == "ListenerUnknown")
+        await until("the unknown name is reported", lambda: reason("Degraded") == "ListenerUnknown")
         assert scene.get(scene.core("services", "tx-coordinator-0-privat")) is None
         scene.merge(path, {"spec": {"listeners": ways[:1]}})
         await until("an address is waited for", lambda: reason("Progressing") == "ListenerPending")
@@ -151,7 +151,7 @@ async def test_coordinators_have_addresses_by_the_clusters_listeners(
         scene.merge(f"{scene.core('services', 'tx-coordinator-0-public')}/status", ingress)
         addresses = scene.core("configmaps", "tx-coordinator-listeners")
         told = {"tx-coordinator-0": "public:pulsar://tx-0.example:7700\n"}
-        await until("the pod is told", lambda: (scene.get(addresses) or {}).get("data") == told)
+        await until("the pod is reported", lambda: (scene.get(addresses) or {}).get("data") == told)
         assert (scene.stateful_set("tx-coordinator") or {})["metadata"][
             "generation"
         ] == generation, "nobody is restarted"

@@ -94,7 +94,7 @@ async def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resourc
         told = lambda: any(  # noqa: E731
             "lost its data" in message for message in scene.events("EtcdReplacingMember")
         )
-        await until("it is told", told)
+        await until("it is reported", told)
 
         calm = await _writes_of_passes(operator)
         for _ in range(10):
@@ -112,7 +112,7 @@ async def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resourc
         # Its only volume is lost: an empty etcd in its place is a person's decision.
         await asyncio.to_thread(kubelet.lose, 0)
         lost = lambda: scene.condition(path, "Degraded").get("reason") == "EtcdDataLost"  # noqa: E731
-        await until("the loss is told", lost, TIMEOUT_S)
+        await until("the loss is reported", lost, TIMEOUT_S)
         assert etcd_of(scene)["clusterId"] == identity
         scene.merge(path, {"metadata": {"annotations": {"magnetar.io/begin-etcd": identity}}})
         await until(

@@ -130,7 +130,7 @@ async def test_describe_tells_the_whole_story_of_a_scale_down(
         for number in range(4):
             await play.bundle(number, 2)
         scene.merge(f"{play.path}/scale", {"spec": {"replicas": 2}})
-        await until("the drain is told", lambda: scene.events("Draining"))
+        await until("the drain is reported", lambda: scene.events("Draining"))
         progress = await until(
             "a condition with the number",
             lambda: (
@@ -224,7 +224,7 @@ async def test_a_pod_is_replaced_on_request_and_never_its_successor(
         before = [play.uid(0), play.uid(1)]
         annotation = f"main-broker-0@{before[0]}"
         scene.merge(play.path, {"metadata": {"annotations": {"magnetar.io/replace": annotation}}})
-        await until("the drain is told", lambda: scene.events("Draining"))
+        await until("the drain is reported", lambda: scene.events("Draining"))
         assert play.uid(0) == before[0]
         assert await play.brokers.cordon("main-broker-0") is not None
         await play.bundle(0, 1)

@@ -183,7 +183,7 @@ async def test_keys_and_roles_are_followed_and_a_key_that_is_missing_restarts_no
         nudge(scene)
         await until("another one is made", lambda: len(internal_key(scene)) > 40, TIMEOUT_S)
         assert internal_key(scene) != own
-        await until("it is told", lambda: scene.events("DriftCorrected"), TIMEOUT_S)
+        await until("it is reported", lambda: scene.events("DriftCorrected"), TIMEOUT_S)
         another = internal_key(scene)
         wanted = (scene.get(scene.core("secrets", "main-internal")) or {})["metadata"][
             "annotations"

@@ -205,7 +205,7 @@ async def test_what_is_missing_is_named_and_nothing_begins_anew(tmp_path: Path) 
         with pytest.raises(CorruptData, match=log):
             await begin_life(store, volume, "c")
         assert (await record_of(store)).chain == record.chain, (
-            "the chain stays for whoever comes after the file"
+            "the chain stays for the owner after the file"
         )
 
 

@@ -104,7 +104,7 @@ async def pair(directory: Path) -> AsyncIterator[Pair]:
 
 
 async def test_an_unload_to_a_broker_leaves_there_what_it_has(tmp_path: Path) -> None:
-    """Of a namespace and of a partitioned topic: the other bundles go there, whoever has them;
+    """Of a namespace and of a partitioned topic: the other bundles go there, whichever broker has them;
     again it is nothing at all."""
 
     async with pair(tmp_path) as two:
@@ -218,7 +218,7 @@ async def test_who_asks_for_the_leader_waits_for_the_election(
 
 
 async def test_the_health_of_a_broker_does_not_depend_on_another(tmp_path: Path) -> None:
-    """Whoever has the bundle of the check's topic is registered and answers nothing: this broker
+    """The owner of the bundle of the check's topic is registered and answers nothing: this broker
     is healthy, and checks its own parts."""
 
     silent = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)

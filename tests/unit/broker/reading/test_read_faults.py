@@ -352,7 +352,7 @@ async def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None
             assert len(noted) == 2
             await publish(peer, 2 * COUNT, 1)
             await volume.remove(claim(dead.incarnation))
-        # which whoever dies does not write any more
+        # which a broker that dies does not write any more
         await store.delete(keys.log_file(dead.incarnation, 2))
         files = sorted(
             name for name in await volume.list(logs_of(dead.incarnation)) if name.endswith(".log")

@@ -60,7 +60,7 @@ async def test_nothing_is_seen_before_the_commit_and_then_all_of_it_in_order(
         assert await send_in(peer, A, b"a2", 3) == (first[0], 2)
         peer.write(requests.flow(1, 10))
         assert await peer.is_quiet()
-        # The messages come before the answer to whoever ends it.
+        # The messages come before the answer to the client that ends it.
         peer.write(requests.end_txn_on_partition(9, A, TOPIC, commit=True, low_watermark=-1))
         found = []
         for _ in range(4):
