@@ -13,15 +13,18 @@ from contextlib import contextmanager
 import pulsar
 import pytest
 
-from dev.testbed.cluster import Cluster, wait_for
+from dev.testbed.cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(300)]
 
 TOPICS, BUNDLES = 24, 16
 MESSAGES_PER_S = 600
 WINDOW_S = 5.0
-EVEN, EVEN_WITHIN_S = 1.3, 60.0
+EVEN = 1.2
 """Of the largest message rate to the mean."""
+STEADY, STEADY_WITHIN_S = 4, 120.0
+"""Even windows, one after the other, and when they must have been seen: a minute is promised; a
+loaded machine may need longer."""
 RECEIVED = re.compile(r"^magnetar_messages_in_total (\S+)$", re.MULTILINE)
 
 
@@ -81,7 +84,7 @@ def _received(cluster: Cluster, name: str) -> float:
 
 
 def _imbalance(cluster: Cluster) -> float:
-    """The largest message rate over the mean, for a few seconds."""
+    """The largest message rate over the mean, in one window."""
     before = {name: _received(cluster, name) for name in cluster.brokers}
     time.sleep(WINDOW_S)
     rates = [_received(cluster, name) - before[name] for name in cluster.brokers]
@@ -91,8 +94,8 @@ def _imbalance(cluster: Cluster) -> float:
 def test_brokers_that_join_fill_up_and_the_load_becomes_even(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """All load is on one broker; the other two start, and within a minute each has its share. No
-    message fails on the way."""
+    """All load is on one broker; the other two start, each gets its share and keeps it, although
+    two topics have half of the load: their bundle is split. No message fails on the way."""
     with Cluster(tmp_path_factory.mktemp("balanced")) as cluster:
         entry = cluster.entry
         url = f"{cluster.brokers[entry].http_url}/admin/v2/namespaces/public/skewed"
@@ -108,14 +111,11 @@ def test_brokers_that_join_fill_up_and_the_load_becomes_even(
         with traffic.flowing():
             for name in others:
                 cluster.brokers[name].start()
-            started = time.monotonic()
-            wait_for(
-                f"the largest rate is within {EVEN} of the mean",
-                lambda: _imbalance(cluster) <= EVEN,
-                EVEN_WITHIN_S,
-            )
-            settled_s = time.monotonic() - started
-            later = _imbalance(cluster)
-        assert later <= EVEN, f"even after {settled_s:.0f} s, then {later:.2f}"
+            even, windows = 0, list[float]()
+            deadline = time.monotonic() + STEADY_WITHIN_S
+            while even < STEADY and time.monotonic() < deadline:
+                windows.append(_imbalance(cluster))
+                even = even + 1 if windows[-1] <= EVEN else 0
+        assert even == STEADY, [round(found, 2) for found in windows]
         assert traffic.failed == 0
         assert traffic.sent > 0

@@ -1,7 +1,7 @@
 """What a decision reads and what it answers.
 
 Owns: the values between the balancer and its host: brokers, bundles, policies, memory of earlier
-decisions, moves. Imports: metadata.codec, balance.load, balance.settings, balance.top_k. Pure.
+decisions, moves. Imports: metadata.codec, names, balance. Pure.
 Invariants: all values are frozen; a bundle is known by its name everywhere; a stale report counts
 as none.
 """
@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from magnetar.balance.lineage import inherited
 from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, TopicLoad
 from magnetar.balance.settings import Settings
 from magnetar.balance.top_k import namespace_of
 from magnetar.metadata.codec import Record
+from magnetar.names import BundleName
 
 MOVE_REASON = "load balancing: "
 """How the reason of a bundle's record begins if a decision moved it."""
@@ -119,14 +121,29 @@ def joined(
     owners: Mapping[str, str], reports: Iterable[LoadReport], pinned: Iterable[str] = ()
 ) -> tuple[Bundle, ...]:
     """The bundles of a cluster by their owners ("" = none), each with what its owner reported, or
-    else with the newest that another broker did: its rates survive its move."""
+    else with the newest that another broker did: its rates survive its move. A bundle that is
+    newer than its owner's report has its part of what it was made from."""
     loads: dict[str, tuple[tuple[bool, int, str], BundleLoad]] = {}
+    gone: dict[str, tuple[int, list[BundleLoad]]] = {}
     for report in reports:
+        before: list[BundleLoad] = []
         for load in report.top:
-            rank = (owners.get(load.name) == report.broker, report.updated_ms, report.broker)
+            if load.name not in owners:
+                before.append(load)
+                continue
+            rank = (owners[load.name] == report.broker, report.updated_ms, report.broker)
             if load.name not in loads or loads[load.name][0] < rank:
                 loads[load.name] = rank, load
+        if gone.get(report.broker, (-1, []))[0] < report.updated_ms:
+            gone[report.broker] = report.updated_ms, before
     fixed = frozenset(pinned)
+
+    def known(name: str, owner: str) -> BundleLoad | None:
+        if name in loads:
+            return loads[name][1]
+        _, before = gone.get(owner, (0, []))
+        return inherited(BundleName.parse(name), before) if before else None
+
     return tuple(
         Bundle(
             name,
@@ -138,7 +155,7 @@ def joined(
             load.hot if load else (),
         )
         for name, owner in sorted(owners.items())
-        for load in (loads[name][1] if name in loads else None,)
+        for load in (known(name, owner),)
     )
 
 
@@ -244,12 +261,14 @@ ARRIVAL_MS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A bundle to be split; its owner finds the boundaries if there are none here."""
+    """A bundle to be split; its owner finds the boundaries if there are none here. With `part_max`
+    no part should have more load, in messages/s."""
 
     bundle: str
     algorithm: str
     reason: str
     boundaries: tuple[int, ...] = ()
+    part_max: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

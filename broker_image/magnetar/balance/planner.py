@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from magnetar.balance.cluster import NOTES_MAX, Bundle, Move, Moved, Outcome
+from magnetar.balance.cluster import ARRIVAL_MS, NOTES_MAX, Bundle, Move, Moved, Outcome
 from magnetar.balance.filters import Situation, allowed, candidates
 from magnetar.balance.load import Rates
 from magnetar.balance.rebalance import LEAVING, ORPHAN, Problem, rebalance
@@ -40,12 +40,15 @@ def cost(rates: Rates, settings: Settings) -> float:
 def loads(situation: Situation) -> list[float]:
     """The load of every bundle, in the order of `cluster.bundles`.
 
-    A bundle that no report names gets an equal share of what its broker's report has beyond the
-    bundles that it names, those that have left since included.
+    A bundle that no report names has the load with which it moved lately; else it gets an equal
+    share of what its broker's report has beyond the bundles that it names, those that have left
+    since included.
     """
     cluster, settings = situation.cluster, situation.settings
+    lately_ms = cluster.now_ms - ARRIVAL_MS
+    moved = {name: at.load for name, at in situation.memory.moved.items() if at.at_ms > lately_ms}
     found = [
-        cost(bundle.level, settings) if bundle.history is not None else -1.0
+        cost(bundle.level, settings) if bundle.history else moved.get(bundle.name, -1.0)
         for bundle in cluster.bundles
     ]
     if min(found, default=0.0) >= 0:

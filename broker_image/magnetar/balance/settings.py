@@ -127,6 +127,7 @@ class Settings:
     )
     splits_max: int = _setting(10, "loadBalancerMaxNumberOfBundlesToSplitPerCycle", 1, 1000)
     split_share: float = _setting(0.25, "plannerSplitShare", 0, 100)
+    split_rate_min: float = _setting(100, "plannerSplitRateMin", 0, _MANY)
     merge: bool = _setting(True, "plannerMergeEnabled")
     merge_share: float = _setting(0.1, "plannerMergeShare", 0, 0.5)
     merge_bundles_min: int = _setting(4, "plannerMergeBundlesMin", 1, 4096)
@@ -138,7 +139,12 @@ class Settings:
     moves_parallel: int = _setting(64, "plannerMovesParallelMax", 1, 10000)
     repeat_change: float = _setting(0.2, "plannerRepeatChange", 0, 100)
     message_bytes: float = _setting(4096, "plannerMessageBytes", 1, 1 << 30)
-    bundle_cost: float = _setting(10.0, "plannerBundleCost", 0.001, _MANY)
+    bundle_cost: float = _setting(2.0, "plannerBundleCost", 0.001, _MANY)
+
+    @property
+    def split_interval_s(self) -> float:
+        """How often owners look for bundles to split: the planner's moves may wait for it."""
+        return self.plan_interval_s if self.shedder == PLANNER else 60 * self.split_minutes
 
     @staticmethod
     def read(given: Mapping[str, object]) -> Settings:

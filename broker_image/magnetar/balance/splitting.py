@@ -9,13 +9,14 @@ too large to be merged again; a namespace keeps `plannerMergeBundlesMin` bundles
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from magnetar.balance.cluster import NOTES_MAX, Bundle, Merge, Outcome, Split
+from magnetar.balance.cluster import NOTES_MAX, Bundle, Merge, Outcome, Split, joined
 from magnetar.balance.filters import Situation
-from magnetar.balance.load import Rates, TopicLoad
+from magnetar.balance.load import LoadReport, Rates, TopicLoad
 from magnetar.balance.planner import cost, loads
 from magnetar.balance.settings import ALGORITHMS, MIB, PLANNER, Settings
 from magnetar.balance.top_k import is_excluded
@@ -102,12 +103,12 @@ def split(situation: Situation) -> Outcome:
     if not (settings.enabled and settings.split):
         return Outcome(memory, "splits are off")
     hot = _too_hot(situation)
-    hits = {bundle.name: memory.split_hits.get(bundle.name, 0) + 1 for bundle, _ in hot}
+    hits = {bundle.name: memory.split_hits.get(bundle.name, 0) + 1 for bundle, _, _ in hot}
     counts = Counter(bundle.namespace for bundle in cluster.bundles)
     splits: list[Split] = []
     notes: list[str] = []
     edges: set[tuple[str, int]] = set()
-    for bundle, reason in hot:
+    for bundle, reason, part_max in hot:
         name = BundleName.parse(bundle.name)
         ends = {(bundle.namespace, name.low), (bundle.namespace, name.high)}
         if hits[bundle.name] <= settings.split_hits or len(splits) == settings.splits_max:
@@ -117,7 +118,7 @@ def split(situation: Situation) -> Outcome:
         elif ends & edges:
             notes.append(f"{bundle.name}: a neighbour is split first")
         else:
-            splits.append(_split_of(bundle, name, reason, settings))
+            splits.append(_split_of(bundle, name, reason, part_max, settings))
             counts[bundle.namespace] += max(1, len(splits[-1].boundaries))
             edges |= ends
             del hits[bundle.name]
@@ -129,7 +130,9 @@ def split(situation: Situation) -> Outcome:
     )
 
 
-def _split_of(bundle: Bundle, name: BundleName, reason: str, settings: Settings) -> Split:
+def _split_of(
+    bundle: Bundle, name: BundleName, reason: str, part_max: float, settings: Settings
+) -> Split:
     for topic in bundle.hot:
         load = cost(topic.rates, settings)
         own = isolate(name, topic.position)
@@ -137,30 +140,52 @@ def _split_of(bundle: Bundle, name: BundleName, reason: str, settings: Settings)
             return Split(
                 bundle.name, SPECIFIED_POSITIONS_DIVIDE, f"{reason}; {topic.name} is hot", own
             )
+    if part_max:
+        return Split(bundle.name, FLOW_OR_QPS_EQUALLY_DIVIDE, reason, part_max=part_max)
     return Split(bundle.name, settings.split_algorithm, reason)
 
 
-def _too_hot(situation: Situation) -> list[tuple[Bundle, str]]:
+def heavy(situation: Situation, known: Sequence[float]) -> float:
+    """The load above which the planner splits a bundle; infinite with Pulsar's shedders."""
+    cluster, settings = situation.cluster, situation.settings
+    if settings.shedder != PLANNER or not settings.split_share or not cluster.brokers:
+        return math.inf
+    mean = sum(known) / len(cluster.brokers)
+    return max(settings.split_share * mean, settings.split_rate_min)
+
+
+def may_split(report: LoadReport, settings: Settings) -> bool:
+    """Whether `split` could find a bundle of this broker, whatever the others report."""
+    owners = {load.name: report.broker for load in report.top}
+    least = settings.split_rate_min if settings.shedder == PLANNER else math.inf
+    return any(
+        cost(bundle.level, settings) > least or _exceeded(bundle, settings)
+        for bundle in joined(owners, [report])
+    )
+
+
+def _too_hot(situation: Situation) -> list[tuple[Bundle, str, float]]:
+    """Bundles, why each is too hot, and the most load of a part (0 = as the limits say)."""
     cluster, settings = situation.cluster, situation.settings
     known = loads(situation)
-    heavy = float("inf")
-    if settings.shedder == PLANNER and settings.split_share and cluster.brokers:
-        heavy = max(
-            settings.split_share * sum(known) / len(cluster.brokers),
-            2 * settings.merge_share * settings.bundle_rate_max,
-        )
+    most = heavy(situation, known)
     found = []
     for bundle, load in zip(cluster.bundles, known, strict=True):
         if bundle.history is None or bundle.topics < 2 or is_excluded(bundle.name, settings):
             continue
         name = BundleName.parse(bundle.name)
-        reason = next((what for what, share in _shares(bundle, settings) if share > 1), None)
-        if reason is None and load > heavy:
-            reason = "its load is a large share of a broker's"
-        if reason is not None and name.high - name.low > 1:
-            found.append((load, bundle, reason))
+        reason, part_max = _exceeded(bundle, settings), 0.0
+        if not reason and load > most:
+            reason, part_max = "its load is a large share of a broker's", most / 2
+        if reason and name.high - name.low > 1:
+            found.append((load, bundle, reason, part_max))
     found.sort(key=lambda item: (-item[0], item[1].name))
-    return [(bundle, reason) for _, bundle, reason in found]
+    return [item[1:] for item in found]
+
+
+def _exceeded(bundle: Bundle, settings: Settings) -> str:
+    """The first limit that a bundle exceeds; "" if none."""
+    return next((what for what, share in _shares(bundle, settings) if share > 1), "")
 
 
 def _shares(bundle: Bundle, settings: Settings) -> list[tuple[str, float]]:
@@ -183,6 +208,7 @@ def merge(situation: Situation) -> Outcome:
     if not (settings.enabled and settings.merge):
         return Outcome(situation.memory, "merges are off")
     namespaces: dict[str, list[Bundle]] = {}
+    most = heavy(situation, loads(situation)) / 2  # what is larger would be split again
     for bundle in situation.cluster.bundles:
         namespaces.setdefault(bundle.namespace, []).append(bundle)
     merges: list[Merge] = []
@@ -191,7 +217,7 @@ def merge(situation: Situation) -> Outcome:
         bundles.sort(key=lambda bundle: BundleName.parse(bundle.name))
         at = 0
         while spare > 0 and at + 1 < len(bundles):
-            found = _merge_of(bundles[at], bundles[at + 1], situation)
+            found = _merge_of(bundles[at], bundles[at + 1], most, situation)
             if found is not None:
                 merges.append(found)
                 spare -= 1
@@ -199,7 +225,7 @@ def merge(situation: Situation) -> Outcome:
     return Outcome(situation.memory, f"{len(merges)} pairs are cold", merges=tuple(merges))
 
 
-def _merge_of(left: Bundle, right: Bundle, situation: Situation) -> Merge | None:
+def _merge_of(left: Bundle, right: Bundle, most: float, situation: Situation) -> Merge | None:
     settings, moved = situation.settings, situation.memory.moved
     for bundle in (left, right):
         if (
@@ -213,6 +239,8 @@ def _merge_of(left: Bundle, right: Bundle, situation: Situation) -> Merge | None
     used = max(ours + theirs for (_, ours), (_, theirs) in shares)
     low, high = BundleName.parse(left.name), BundleName.parse(right.name)
     if left.broker != right.broker or low.high != high.low or used > settings.merge_share:
+        return None
+    if cost(left.level, settings) + cost(right.level, settings) > most:
         return None
     name = str(BundleName(low.namespace, low.low, high.high))
     return Merge((left.name, right.name), name, f"together {used:.1%} of a bundle's limits")

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from magnetar.balance.cluster import Bundle, Outcome
 from magnetar.balance.filters import Situation
-from magnetar.balance.load import History, TopicLoad
+from magnetar.balance.load import BundleLoad, History, LoadReport, TopicLoad
+from magnetar.balance.planner import loads
 from magnetar.balance.settings import Settings
 from magnetar.balance.splitting import (
     boundaries,
     flow_or_qps_equally_divide,
+    heavy,
     isolate,
+    may_split,
     merge,
     split,
     topic_count_equally_divide,
@@ -221,8 +224,9 @@ def test_the_planner_splits_what_it_could_not_move() -> None:
         "loadBalancerNamespaceBundleSplitConditionHitCountThreshold": 0,
         "loadBalancerLoadSheddingStrategy": "Planner",
     }
-    assert len(split(layout(7000, 7000, settings=now)).splits) == 1
-    assert split(layout(700, 700, settings=now)).splits == (), "not worth it"
+    (found,) = split(layout(7000, 7000, settings=now)).splits
+    assert (found.algorithm, found.part_max) == ("flow_or_qps_equally_divide", 875.25), "an eighth"
+    assert split(layout(80, 80, settings=now)).splits == (), "not worth it"
     assert split(layout(*[7000] * 10, settings=now)).splits == (), "a tenth of the load each"
     modular = {**now, "loadBalancerLoadSheddingStrategy": "ThresholdShedder"}
     assert split(layout(7000, 7000, settings=modular)).splits == ()
@@ -271,3 +275,36 @@ def test_what_a_split_made_is_not_merged(load: float) -> None:
     """Halves of the lightest bundle that is split at all."""
     halves = [load / 2] * 2
     assert merge(layout(*halves, settings={"plannerMergeBundlesMin": 1})).merges == ()
+
+
+@given(st.floats(1, 29_000), st.integers(0, 20), st.floats(0, 10), st.floats(0, 1))
+def test_what_the_planner_split_is_not_merged(
+    load: float, others: int, ratio: float, share: float
+) -> None:
+    """Two parts of what it splits, beside others of the namespace, at the same load."""
+    planner: dict[str, object] = {
+        "loadBalancerLoadSheddingStrategy": "Planner",
+        "plannerMergeBundlesMin": 1,
+    }
+    rest = [ratio * load] * others
+    whole = layout(load, *rest, settings=planner)
+    parts = layout(share * load, (1 - share) * load, *rest, settings=planner)
+    ours = tuple(bundle.name for bundle in parts.cluster.bundles[:2])
+    if loads(whole)[0] > heavy(whole, loads(whole)):
+        assert ours not in [found.bundles for found in merge(parts).merges]
+
+
+def test_a_report_says_whether_splits_are_worth_a_look() -> None:
+    """Without a bundle beyond a limit, or beyond the least that the planner splits, none is."""
+    modular, planner = Settings(), Settings(shedder="Planner")
+
+    def report(load: float, **fields: int) -> LoadReport:
+        bundle = BundleLoad(str(HALF), History.steady(rates(load)), **fields)
+        return LoadReport("b1", 0, top=(bundle,))
+
+    assert may_split(report(30_001), modular)
+    assert not may_split(report(30_000), modular)
+    assert may_split(report(30_000), planner)
+    assert not may_split(report(80), planner)
+    assert may_split(report(80, topics=1001), planner)
+    assert not may_split(LoadReport("b1", 0), planner)

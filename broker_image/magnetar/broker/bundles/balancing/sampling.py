@@ -4,7 +4,7 @@ Owns: `LoadSampler`: rates of bundles from their counters, of topics inside hot 
 the process against its limits. Imports: balance, metrics, the process's usage. Invariants: rates
 are differences of counters over the measured interval; a sample is taken in turns, in time
 proportional to bundles and topics; the history of a bundle continues where its former owner's
-reports ended.
+reports ended, and that of a split's parts where its own did.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from magnetar import __version__
+from magnetar.balance.lineage import inherited
 from magnetar.balance.load import (
     BundleLoad,
     History,
@@ -29,6 +30,7 @@ from magnetar.broker.context import BrokerContext
 from magnetar.broker.metrics import Traffic
 from magnetar.broker.ports import ServedTopic
 from magnetar.hosting.identity import Usage
+from magnetar.names import BundleName
 from magnetar.storage.turns import Turns
 from magnetar.topics.topic import Counters
 
@@ -80,6 +82,7 @@ class LoadSampler:
         self._context, self._served, self._reports, self._usage = context, served, reports, usage
         self._bundles: dict[str, _Sampled] = {}
         self._totals, self._since = self._counted(), context.clock.monotonic()
+        self.latest: LoadReport | None = None
 
     def _counted(self) -> tuple[float, ...]:
         return (*self._context.metrics.traffic().counts(), self._usage.cpu_seconds())
@@ -98,7 +101,8 @@ class LoadSampler:
         for name, seen in self._bundles.items():
             if name not in hot:
                 seen.topics, seen.loads = {}, []
-        return self._report(loads, tuple(top), settings)
+        self.latest = self._report(loads, tuple(top), settings)
+        return self.latest
 
     @property
     def sampled(self) -> Collection[str]:
@@ -117,8 +121,12 @@ class LoadSampler:
             if name not in self._bundles or self._bundles[name].traffic is not owned.traffic
         ]
         known = self._reports.loads() if new else {}
+        former = (
+            [load for load in self.latest.top if load.name not in served] if self.latest else []
+        )
         for name in new:
-            history = known[name].history if name in known else None
+            load = known.get(name) or inherited(BundleName.parse(name), former)
+            history = load.history if load is not None else None
             traffic = served[name].traffic
             self._bundles[name] = _Sampled(
                 traffic, self._context.clock.monotonic(), traffic.counts(), history

@@ -17,7 +17,7 @@ import structlog
 
 from magnetar.balance.cluster import Memory, Outcome, Split
 from magnetar.balance.load import TopicLoad
-from magnetar.balance.settings import Settings
+from magnetar.balance.settings import MIB, Settings
 from magnetar.broker.bundles.balancing.picture import Sight
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
@@ -51,10 +51,10 @@ class LoadSplitter:
         """Look until cancelled."""
         clock = self._context.clock
         while True:
-            due = clock.monotonic() + 60 * self._settings.current.split_minutes
+            due = clock.monotonic() + self._settings.current.split_interval_s
             while (left := due - clock.monotonic()) > 0:
                 await asyncio.sleep(min(left, LOOK_S_MAX))
-                due = min(due, clock.monotonic() + 60 * self._settings.current.split_minutes)
+                due = min(due, clock.monotonic() + self._settings.current.split_interval_s)
             await self.look()
 
     async def look(self) -> None:
@@ -62,11 +62,21 @@ class LoadSplitter:
         settings = self._settings.current
         if not (settings.enabled and settings.split):
             return
+        if not self._may_split(settings):
+            self._memory = Memory()
+            return
         sight, memory, own = self._sight(), self._memory, frozenset(self._sampler.sampled)
         outcome = await self._context.compute(lambda: _decided(sight, memory, own, settings))
         self._memory = outcome.memory
         for split in outcome.splits:
             await self._carry_out(split, settings)
+
+    def _may_split(self, settings: Settings) -> bool:
+        """Whether the cluster has to be looked at: this takes the time of one report."""
+        from magnetar.balance.splitting import may_split
+
+        report = self._sampler.latest
+        return report is not None and may_split(report, settings)
 
     async def _carry_out(self, split: Split, settings: Settings) -> None:
         topics = self._sampler.topics_of(split.bundle)
@@ -97,6 +107,9 @@ def _boundaries(split: Split, topics: list[TopicLoad], settings: Settings) -> tu
     bundle = BundleName.parse(split.bundle)
     if split.boundaries:
         return split.boundaries
+    if split.part_max:
+        bytes_max = split.part_max * settings.message_bytes
+        settings = replace(settings, bundle_rate_max=split.part_max, bundle_mib_max=bytes_max / MIB)
     try:
         found = boundaries(bundle, split.algorithm, topics, settings)
     except InvalidRequest:

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from magnetar.balance.load import (
     REPORT_BYTES_MAX,
     BundleLoad,
@@ -25,7 +27,8 @@ from magnetar.broker.metrics import BrokerMetrics, Traffic
 from magnetar.errors import StoreUnavailable
 from magnetar.hosting.computing import inline
 from magnetar.metadata import keys
-from magnetar.names import TopicName
+from magnetar.names import BundleName, TopicName
+from magnetar.ownership.splits import children_of_split
 from magnetar.topics.topic import Counters
 from tests.support.broker_pair import pair
 from tests.support.brokers import open_peer, running_broker
@@ -178,6 +181,27 @@ def test_history_survives_a_move_and_a_crash() -> None:
     (load,) = stage.sample().top
     assert load.history.long.samples == 51
     assert 95 < load.history.level.mean.rates.messages_in < 100
+
+
+def test_parts_of_a_split_are_named_from_the_first_report_on() -> None:
+    """With their share of what their parent had: no decision takes them for idle."""
+    stage, name = Stage(), BundleName.parse(OTHER)
+    for _ in range(4):
+        stage.sample()
+        if OTHER not in stage.served:
+            stage.serve(OTHER, *TOPICS[:2])
+        for topic in TOPICS[:2]:
+            stage.served[OTHER].publish(topic, 1000)
+    stage.sample()
+    stage.metrics.end(stage.served.pop(OTHER).traffic)
+    middle = TopicName.parse(TOPICS[0]).hash
+    parts = children_of_split(name, (middle, middle + 1))
+    for part in parts:
+        stage.serve(str(part))
+    report = stage.sample(seconds=0.01)
+    rates = {load.name: load.history.level.mean.rates.messages_in for load in report.top}
+    assert rates[str(parts[1])] == pytest.approx(100, rel=0.01)
+    assert sum(rates.values()) == pytest.approx(200, rel=0.01)
 
 
 def test_what_is_remembered_of_former_brokers_is_bounded() -> None:

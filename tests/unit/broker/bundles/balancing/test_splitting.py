@@ -55,7 +55,12 @@ async def test_only_our_own_bundles_are_split_after_enough_looks() -> None:
     splitter = LoadSplitter(
         cast(BrokerContext, SimpleNamespace(compute=inline, metrics=metrics)),
         lambda: _sight(40_000),
-        cast(Any, SimpleNamespace(sampled=[OURS], topics_of=lambda _name: [])),
+        cast(
+            Any,
+            SimpleNamespace(
+                sampled=[OURS], topics_of=lambda _name: [], latest=_sight(40_000).reports[0]
+            ),
+        ),
         cast(Any, SimpleNamespace(current=settings)),
         split,
     )
@@ -74,3 +79,12 @@ def test_a_bundle_that_its_algorithm_cannot_split_is_halved() -> None:
     topics = [TopicLoad(f"t{at}", at, Rates(20_000)) for at in (0x100, 0x200, 0x300)]
     flow = Split(OURS, "flow_or_qps_equally_divide", "hot")
     assert len(_boundaries(flow, topics, Settings())) == 2
+
+
+def test_a_share_of_the_load_is_split_into_parts_of_a_share() -> None:
+    """Several boundaries at once, by the load of topics."""
+    split = Split(OURS, "flow_or_qps_equally_divide", "large", part_max=100)
+    topics = [TopicLoad(f"t{at}", at, Rates(60)) for at in (0x100, 0x200, 0x300, 0x400)]
+    assert _boundaries(split, topics, Settings()) == (0x181, 0x281, 0x381)
+    wide = [TopicLoad(f"t{at}", at, Rates(0, 0, 60 * 4096)) for at in (0x100, 0x200)]
+    assert _boundaries(split, wide, Settings()) == (0x181,)
