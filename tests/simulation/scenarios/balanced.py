@@ -53,6 +53,11 @@ STEPS = (
 CRASH_SHARE = 0.08
 
 
+def run(seed: int) -> History:
+    """The scenario under one seed; raises on any violation."""
+    return run_counted(seed)[0]
+
+
 def run_counted(seed: int) -> tuple[History, Evidence]:
     """The scenario under one seed, with what it went through; raises on any violation."""
     history, reading, seeker = History(), Reading(), Seeker(TOPICS[2])
