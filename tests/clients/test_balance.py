@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import pulsar
 import pytest
 
 from dev.testbed.cluster import Cluster
+from dev.testbed.skewed_load import SkewedLoad
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(300)]
 
@@ -26,54 +23,6 @@ STEADY, STEADY_WITHIN_S = 4, 120.0
 """Even windows, one after the other, and when they must have been seen: a minute is promised; a
 loaded machine may need longer."""
 RECEIVED = re.compile(r"^magnetar_messages_in_total (\S+)$", re.MULTILINE)
-
-
-class Traffic:
-    """Producers whose rates fall as Zipf's law says; every receipt is counted."""
-
-    def __init__(self, service_url: str) -> None:
-        quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        self._client = pulsar.Client(service_url, logger=quiet)
-        self._producers = [
-            self._client.create_producer(
-                f"persistent://public/skewed/topic-{number}", batching_enabled=False
-            )
-            for number in range(TOPICS)
-        ]
-        total = sum(1 / (1 + number) for number in range(TOPICS))
-        self._shares = [1 / (1 + number) / total for number in range(TOPICS)]
-        self.sent = self.failed = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="traffic")
-
-    def _run(self) -> None:
-        owed = [0.0] * TOPICS
-        last = time.monotonic()
-        while not self._stopping.wait(0.05):
-            now = time.monotonic()
-            for number, share in enumerate(self._shares):
-                owed[number] += share * MESSAGES_PER_S * (now - last)
-                while owed[number] >= 1:
-                    owed[number] -= 1
-                    self.sent += 1
-                    self._producers[number].send_async(b"x" * 100, self._answered)
-            last = now
-
-    def _answered(self, result: pulsar.Result, _identifier: object) -> None:
-        if result != pulsar.Result.Ok:
-            self.failed += 1
-
-    @contextmanager
-    def flowing(self) -> Iterator[None]:
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._stopping.set()
-            self._thread.join()
-            for producer in self._producers:
-                producer.flush()
-            self._client.close()
 
 
 def _received(cluster: Cluster, name: str) -> float:
@@ -95,7 +44,8 @@ def test_brokers_that_join_fill_up_and_the_load_becomes_even(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """All load is on one broker; the other two start, each gets its share and keeps it, although
-    two topics have half of the load: their bundle is split. No message fails on the way."""
+    two topics have half of the load: their bundle is split. No message fails, is lost or comes out
+    of order on the way."""
     with Cluster(tmp_path_factory.mktemp("balanced")) as cluster:
         entry = cluster.entry
         url = f"{cluster.brokers[entry].http_url}/admin/v2/namespaces/public/skewed"
@@ -107,8 +57,9 @@ def test_brokers_that_join_fill_up_and_the_load_becomes_even(
         others = [name for name in cluster.brokers if name != entry]
         for name in others:
             cluster.brokers[name].stop()
-        traffic = Traffic(cluster.brokers[entry].service_url)
-        with traffic.flowing():
+        topics = [f"persistent://public/skewed/topic-{number}" for number in range(TOPICS)]
+        load = SkewedLoad(cluster.brokers[entry].service_url, topics, MESSAGES_PER_S)
+        with load.flowing():
             for name in others:
                 cluster.brokers[name].start()
             even, windows = 0, list[float]()
@@ -117,5 +68,5 @@ def test_brokers_that_join_fill_up_and_the_load_becomes_even(
                 windows.append(_imbalance(cluster))
                 even = even + 1 if windows[-1] <= EVEN else 0
         assert even == STEADY, [round(found, 2) for found in windows]
-        assert traffic.failed == 0
-        assert traffic.sent > 0
+        assert (dict(load.failures), load.lost, load.reordered) == ({}, 0, 0)
+        assert load.sent > 0
