@@ -106,8 +106,6 @@ class Subscription:
         self._properties_changed = True
         self.messages_out = 0
 
-    # --- consumers --------------------------------------------------------------------------------
-
     @property
     def connected(self) -> bool:
         """Whether any consumer is connected."""
@@ -138,6 +136,11 @@ class Subscription:
         return self._dispatcher.unacknowledged.messages
 
     @property
+    def outstanding(self) -> bool:
+        """Whether a consumer was given something that is not acknowledged."""
+        return self._dispatcher.outstanding
+
+    @property
     def delayed_entries(self) -> int:
         """Entries that were read and wait for their time."""
         return self._dispatcher.delayed_entries
@@ -154,8 +157,7 @@ class Subscription:
 
     @property
     def placed(self) -> bool:
-        """Whether the log has its start (creation, or the last seek) and its properties;
-        acknowledgements since may still be in flight."""
+        """Whether the log has its start (creation, or the last seek) and its properties."""
         return not (self._properties_changed or self.cursor.reset_unwritten)
 
     def limit(self, limits: DispatchLimits) -> None:

@@ -2,7 +2,8 @@
 that it must notice.
 
 Owns: `run(bug, seed)`: a client of ours consumes, and acknowledges without confirmation, while the
-bundle moves again and again and nothing fails (`none`: the broker as it is). Imports: the stories'
+bundle moves again and again and nothing fails (`none`: the broker as it is); `run_grouped`: one
+that groups acknowledgements. Imports: the stories'
 stage, the judge of passed commands, the patched parts of the broker.
 """
 
@@ -19,6 +20,7 @@ from magnetar.broker.bundles import bundle
 from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.broker.commands.sessions import ConsumerSession
 from magnetar.client.connection import Connection
+from magnetar.client.messages import Message
 from magnetar.metadata.records import BundleState
 from tests.simulation.kernel.acknowledged import Passed, Subscribed
 from tests.simulation.kernel.faults import Faults
@@ -28,7 +30,9 @@ from tests.simulation.scenarios.tracer_clients import payload_of
 
 Patch = pytest.MonkeyPatch
 MOVES, BURST_MESSAGES = 8, 16
-HANDLED_S = 0.002
+HANDLED_S = 0.02
+"""Slower than messages come: a move does not wait until everything is acknowledged."""
+GROUPED_S = 0.1
 FLUSH_S = (0.02, 0.1)
 """What lies between freeze and transfer takes some time."""
 
@@ -38,6 +42,39 @@ def run(bug: str, seed: int) -> dict[str, int]:
     with pytest.MonkeyPatch.context() as patch:
         BUGS[bug](patch)
         return acknowledged_while_the_bundle_moves(seed)
+
+
+def run_grouped(wait_s: float | str, seed: int) -> dict[str, int]:
+    """A client that keeps up, and groups its acknowledgements as Pulsar's do, gets nothing twice:
+    a transfer waits `wait_s` for them. Raises AssertionError."""
+    received: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch, Story(seed) as story:
+        patch.setattr(bundle, "GROUPED_ACKNOWLEDGEMENTS_S", float(wait_s))
+        cluster, stopping = story.cluster, asyncio.Event()
+        consuming = cluster.script(_consume_in_groups(story, received))
+        producing = cluster.script(_produce(story, stopping))
+        cluster.set_faults(Faults.none().but(flush_s=FLUSH_S))
+        story.until(lambda: len(received) > 0)
+        _move_again_and_again(story, seed)
+        stopping.set()
+        cluster.set_faults(Faults.none())
+        story.until(producing.done)
+        cluster.run(1.0)
+        consuming.cancel()
+        cluster.run(0.1)
+        twice = len(received) - len(set(received))
+        assert not twice, f"{twice} of {len(received)} messages were delivered twice"
+        return story.ends_well()
+
+
+def _move_again_and_again(story: Story, seed: int) -> None:
+    for _ in range(MOVES):
+        epoch = story.record.epoch
+        story.move(story.others(story.owner)[seed % 2])
+        story.until(
+            lambda: story.record.epoch > epoch and story.record.state is BundleState.OWNED  # noqa: B023
+        )
+        story.cluster.run(0.2 + story.environment.clock.uniform(0.0, 0.3))
 
 
 def acknowledged_while_the_bundle_moves(seed: int) -> dict[str, int]:
@@ -51,13 +88,7 @@ def acknowledged_while_the_bundle_moves(seed: int) -> dict[str, int]:
         )
         cluster.set_faults(Faults.none().but(flush_s=FLUSH_S))
         story.until(lambda: passed.acknowledged() > 0)
-        for _ in range(MOVES):
-            epoch = story.record.epoch
-            story.move(story.others(story.owner)[seed % 2])
-            story.until(
-                lambda: story.record.epoch > epoch and story.record.state is BundleState.OWNED  # noqa: B023
-            )
-            cluster.run(0.2 + story.environment.clock.uniform(0.0, 0.3))
+        _move_again_and_again(story, seed)
         stopping.set()
         cluster.set_faults(Faults.none())
         story.until(producing.done)
@@ -100,6 +131,25 @@ async def _consume(story: Story) -> None:
         message = await consumer.receive()
         await asyncio.sleep(HANDLED_S)
         consumer.acknowledge_nowait(message)
+
+
+async def _consume_in_groups(story: Story, received: list[bytes]) -> None:
+    consumer = await story.client.subscribe(TOPIC, "moved", initial_position="Earliest")
+    group: list[Message[bytes]] = []
+
+    async def acknowledge() -> None:
+        while True:
+            await asyncio.sleep(GROUPED_S)
+            for message in group:
+                consumer.acknowledge_nowait(message)
+            group.clear()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(acknowledge())
+        while True:
+            message = await consumer.receive()
+            received.append(bytes(message.data))
+            group.append(message)
 
 
 async def _produce(story: Story, stopping: asyncio.Event) -> None:

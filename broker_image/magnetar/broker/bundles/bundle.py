@@ -27,6 +27,7 @@ from magnetar.broker.reading.entry_index import EntryIndex, TailCache
 from magnetar.broker.replay.topic_transactions import TopicTransactions
 from magnetar.broker.topics.effective_policies import EffectivePolicies
 from magnetar.broker.topics.non_persistent import NonPersistentTopics
+from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.topics.topic_registry import TopicRegistry
 from magnetar.errors import LimitExceeded, NotAllowed, ServiceNotReady
@@ -58,6 +59,10 @@ CHECKPOINT_SLICE_BYTES = 32 << 10
 """A checkpoint is encoded in turns of this size, one or two milliseconds each."""
 HOSTED_PER_TURN_MAX = 200
 """Topics and subscriptions per turn of the loop: a few milliseconds."""
+GROUPED_ACKNOWLEDGEMENTS_S = 0.15
+"""How long a transfer waits, without delivery, for what consumers were given: Pulsar's clients
+group acknowledgements for 100 ms."""
+ACKNOWLEDGED_POLL_S = 0.01
 LATE_ACKNOWLEDGEMENTS_S = 1.0
 """How long a transfer waits for acknowledgements that consumers sent before they read that they are
 to reconnect; publishing continues during the wait."""
@@ -341,13 +346,20 @@ class OwnedBundle:
         """Disconnect consumers, with the successor's address if known, and take what they
         acknowledged before they read that. Publishing continues.
 
+        Delivery ends first, for GROUPED_ACKNOWLEDGEMENTS_S at most: clients group acknowledgements.
         What a slow peer acknowledges after LATE_ACKNOWLEDGEMENTS_S is redelivered.
         """
         turns, connections = Turns(HOSTED_PER_TURN_MAX), set()
+        leaving: list[SubscriptionHost] = []
         for host in list(self.topics.values()):
             for subscription in list(host.subscriptions.values()):
-                connections.update(subscription.disconnect_consumers(successor))
+                subscription.stop_delivery()
+                leaving.append(subscription)
             await turns.after(1 + len(host.subscriptions))
+        await self._acknowledged(leaving)
+        for subscription in leaving:
+            connections.update(subscription.disconnect_consumers(successor))
+            await turns.after(1)
         if connections:
             read = [connection.heartbeat.has_read() for connection in connections]
             _, slow = await asyncio.wait(read, timeout=LATE_ACKNOWLEDGEMENTS_S)
@@ -358,6 +370,16 @@ class OwnedBundle:
                     connections=len(slow),
                     waited_s=LATE_ACKNOWLEDGEMENTS_S,
                 )
+
+    async def _acknowledged(self, subscriptions: list[SubscriptionHost]) -> None:
+        """Wait until what was delivered is acknowledged, if that is soon."""
+        clock = self.context.clock
+        deadline = clock.monotonic() + GROUPED_ACKNOWLEDGEMENTS_S
+        while clock.monotonic() < deadline:
+            subscriptions = [found for found in subscriptions if found.core.outstanding]
+            if not subscriptions:
+                return
+            await asyncio.sleep(ACKNOWLEDGED_POLL_S)
 
     def freeze(self, *, buffering: bool = False) -> None:
         """Stop publishing and delivery: the bundle is leaving. With `buffering`, what its clients

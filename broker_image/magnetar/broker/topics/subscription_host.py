@@ -95,10 +95,13 @@ class SubscriptionHost:
             if active is None or active.handle is session:
                 session.close_by_broker(None)
 
-    def disconnect_consumers(self, successor: Successor | None) -> list[ClientConnection]:
-        """Stop delivery and have the consumers reconnect; their acknowledgements are still taken.
-        Returns their connections."""
+    def stop_delivery(self) -> None:
+        """The consumers are about to be disconnected; their acknowledgements are still taken."""
         self.disconnecting = True
+
+    def disconnect_consumers(self, successor: Successor | None) -> list[ClientConnection]:
+        """Have the consumers reconnect; their acknowledgements are still taken. Returns their
+        connections."""
         sessions = self.sessions()
         for session in sessions:
             session.part(successor)

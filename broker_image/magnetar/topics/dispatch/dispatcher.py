@@ -43,6 +43,11 @@ class Dispatcher(Protocol):
         ...
 
     @property
+    def outstanding(self) -> bool:
+        """Whether a consumer was given something that is not acknowledged."""
+        ...
+
+    @property
     def delayed_entries(self) -> int:
         """Entries that wait for their delivery time."""
         ...

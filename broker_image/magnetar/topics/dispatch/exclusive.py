@@ -46,6 +46,10 @@ class SingleActiveDispatcher:
         return {}
 
     @property
+    def outstanding(self) -> bool:
+        return self.cursor.mark_delete < self._read
+
+    @property
     def delayed_entries(self) -> int:
         return 0
 

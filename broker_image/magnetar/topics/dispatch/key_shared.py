@@ -72,6 +72,10 @@ class KeySharedDispatcher:
         self._due = IntervalSet()  # delayed entries, to be read again
 
     @property
+    def outstanding(self) -> bool:
+        return self.unacknowledged.messages > 0
+
+    @property
     def delayed_entries(self) -> int:
         return self._delayed.size
 
