@@ -305,7 +305,7 @@ class Brokers:
     async def reset(self) -> None:
         prefixes = (
             keys.BUNDLES, keys.INCARNATIONS, keys.CORDONS, keys.NAMESPACES, keys.JOBS, keys.TOPICS, keys.TOPIC_CHANGES, keys.TENANTS,
-            keys.COORDINATORS, keys.COORDINATOR_SET, keys.COORDINATOR_CLAIMS,
+            keys.COORDINATORS, keys.COORDINATOR_SET, keys.COORDINATOR_CLAIMS, keys.LOAD, keys.DOCUMENTS,
         )  # fmt: skip
         await self.store.transact((), [Delete(prefix, prefix=True) for prefix in prefixes])
         record = ClusterRecord(storage_id="5e" * 16, restore=0, format_version=1)

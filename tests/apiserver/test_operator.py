@@ -10,7 +10,7 @@ import pytest
 
 from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
-from magnetar.metadata.records import NamespaceRecord
+from magnetar.metadata.records import CordonRecord, NamespaceRecord
 from magnetar.names import NamespaceName
 from magnetar_operator.brokers.scaling import CORDON_REASON
 from magnetar_operator.engine.controller import RECONCILERS
@@ -181,7 +181,7 @@ async def test_kubectl_scale_drains_the_highest_broker_before_it_goes(
         )
         assert "main-broker-2" in draining["message"]
         assert scene.replicas() == 3
-        assert await brokers.cordon("main-broker-1") is None
+        assert await brokers.cordon("main-broker-1") == CordonRecord(False, CORDON_REASON)
 
         scene.merge(f"{scene.path('brokerclusters', 'main', 'scale')}", {"spec": {"replicas": 3}})
         while await brokers.cordon("main-broker-2") is not None:

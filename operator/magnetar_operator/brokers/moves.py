@@ -57,6 +57,9 @@ def fleet_of(cluster: BrokerCluster, observed: Observed) -> Fleet:
         pods=frozenset(map(broker_pods.name_of, observed.pods)),
         bundles=state.bundles if state is not None else None,
         cordons=state.cordons if state is not None else None,
+        serving=frozenset(state.incarnations) - state.stopping
+        if state is not None
+        else frozenset(),
     )
 
 
@@ -70,7 +73,11 @@ def plan_moves(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> Move
     )
     leaving = scale.broker or replacement.broker
     known = {broker.name: broker.bundles for broker in cluster.status.brokers}
-    candidates = observed.state.candidates(leaving) if observed.state is not None else ()
+    candidates = tuple(
+        broker
+        for broker in (observed.state.candidates(leaving) if observed.state is not None else ())
+        if broker not in scale.close
+    )
     ready = sum(pod.ready for pod in view)
     chapter = Chapter(
         wanted,

@@ -267,6 +267,11 @@ async def _apply_cordons(world: World, cluster: BrokerCluster, moves: Moves) -> 
             await world.events.normal(
                 cluster, "Uncordoned", f"{broker} may take bundles again, or is gone"
             )
+        for broker in scale.close:
+            await (await world.store_of(cluster)).close_to_bundles(broker, CORDON_REASON)
+            await world.events.normal(
+                cluster, "Closed", f"{broker} takes no more bundles, because it is removed next"
+            )
         for broker, reason, why in (
             (scale.cordon, CORDON_REASON, "it is removed"),
             (replacement.cordon, REPLACE_REASON, "its pod is replaced"),

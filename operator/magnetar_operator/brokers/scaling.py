@@ -3,7 +3,8 @@
 Owns: the decision about replicas and cordons. Imports: names. Pure. Invariants: more brokers are
 made at once, never gated on anything's health; a broker is removed only after it was cordoned, no
 bundle's record names it any more and no other removal is under way; only the highest ordinal is
-ever cordoned by the operator; raising the number lifts its cordons; a cordon that a person set is
+ever drained by the operator; those that go after it take no bundle from the first step on, so that
+none moves twice, as long as one that stays can take them; raising the number lifts its cordons; a cordon that a person set is
 never lifted, and one that had to give way to a drain comes back.
 """
 
@@ -62,7 +63,8 @@ class Fleet:
 
     `replicas`: of the StatefulSet, None if there is none yet. `pods`: names of the broker pods that
     exist, terminating ones included. `bundles`: how many records name a broker, by its name.
-    `cordons` and `bundles` are None while the store cannot be read.
+    `cordons` and `bundles` are None while the store cannot be read. `serving`: brokers that are
+    registered and do not stop.
     """
 
     cluster: str
@@ -70,18 +72,20 @@ class Fleet:
     pods: frozenset[str]
     bundles: Mapping[str, int] | None
     cordons: Mapping[str, Cordon] | None
+    serving: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
     """What to do now. `replicas` is what the StatefulSet gets; `reason` is None when the fleet has
-    the wanted size.
+    the wanted size. `cordon` is the broker to drain, `close` those that take no more bundles.
 
     `broker` is the one that leaves, `left` how many bundles it still has.
     """
 
     replicas: int
     cordon: str = ""
+    close: tuple[str, ...] = ()
     uncordon: tuple[str, ...] = ()
     reason: Reason | None = None
     message: str = ""
@@ -93,9 +97,9 @@ def plan_scale(wanted: int, fleet: Fleet) -> ScalePlan:
     """One step towards `wanted` brokers."""
     current = fleet.replicas
     if current is None:
-        return ScalePlan(wanted, uncordon=_lifted(fleet, wanted, keep=""))
+        return ScalePlan(wanted, uncordon=_lifted(fleet, wanted))
     if wanted >= current:
-        lifted = _lifted(fleet, wanted, keep="")
+        lifted = _lifted(fleet, wanted)
         if wanted > current:
             return ScalePlan(
                 wanted,
@@ -109,7 +113,13 @@ def plan_scale(wanted: int, fleet: Fleet) -> ScalePlan:
     )
     if leaving:
         message = f"{leaving[-1]} is going; {current} brokers stay so far, {wanted} are wanted"
-        return ScalePlan(current, reason=Reason.REMOVING, message=message, broker=leaving[-1])
+        return ScalePlan(
+            current,
+            uncordon=_lifted(fleet, _open(fleet, wanted, current)),
+            reason=Reason.REMOVING,
+            message=message,
+            broker=leaving[-1],
+        )
     if wanted == 0 and current == 1:
         # No broker can take the last broker's bundles: it seals its log and leaves them free
         # for the next broker.
@@ -121,7 +131,7 @@ def plan_scale(wanted: int, fleet: Fleet) -> ScalePlan:
         )
         return ScalePlan(
             0,
-            uncordon=_lifted(fleet, 0, keep=""),
+            uncordon=_lifted(fleet, 1),
             reason=Reason.REMOVING,
             message=message,
             broker=last,
@@ -135,8 +145,14 @@ def _shrink(wanted: int, current: int, fleet: Fleet) -> ScalePlan:
     if fleet.cordons is None or fleet.bundles is None:
         message = f"{victim} cannot be drained: the metadata store does not answer"
         return ScalePlan(current, reason=Reason.STORE_UNAVAILABLE, message=message, broker=victim)
+    stays = _open(fleet, wanted, current - 1)
+    goes = (names.broker_pod(fleet.cluster, ordinal) for ordinal in range(stays, current - 1))
     plan = ScalePlan(
-        current, uncordon=_lifted(fleet, wanted, keep=victim), reason=Reason.DRAINING, broker=victim
+        current,
+        close=tuple(broker for broker in goes if broker not in fleet.cordons),
+        uncordon=_lifted(fleet, stays),
+        reason=Reason.DRAINING,
+        broker=victim,
     )
     left = fleet.bundles.get(victim, 0)
     cordon = fleet.cordons.get(victim)
@@ -157,14 +173,30 @@ def _shrink(wanted: int, current: int, fleet: Fleet) -> ScalePlan:
     return replace(plan, replicas=current - 1, reason=Reason.REMOVING, message=message)
 
 
-def _lifted(fleet: Fleet, wanted: int, keep: str) -> tuple[str, ...]:
-    """Our cordons that have no purpose any more: of brokers that stay, and of removed ones whose
-    pod is gone."""
+def _open(fleet: Fleet, wanted: int, most: int) -> int:
+    """How many brokers, the first ones, may take bundles while the others leave: those that stay.
+    All `most` of them while none that stays serves or may take any, because of a person's cordon.
+    The last broker takes what the others transfer, even if it leaves as well."""
+    stays, cordons = max(wanted, 1), fleet.cordons or {}
+    brokers = (names.broker_pod(fleet.cluster, ordinal) for ordinal in range(stays))
+    takes = any(
+        broker in fleet.serving and (broker not in cordons or cordons[broker].is_ours)
+        for broker in brokers
+    )
+    return stays if takes else most
+
+
+def _lifted(fleet: Fleet, stays: int) -> tuple[str, ...]:
+    """Our cordons that have no purpose any more: of brokers that stay, which are the first ones,
+    and of removed ones whose pod is gone."""
     if fleet.cordons is None:
         return ()
-    stays = max(wanted, fleet.replicas or 0)
-    ours = (broker for broker, cordon in fleet.cordons.items() if cordon.is_ours and broker != keep)
+    exist = max(stays, fleet.replicas or 0)
+    ours = (broker for broker, cordon in fleet.cordons.items() if cordon.is_ours)
     lifted = (
-        broker for broker in ours if names.ordinal_of(broker) < stays or broker not in fleet.pods
+        broker
+        for broker in ours
+        if names.ordinal_of(broker) < stays
+        or (names.ordinal_of(broker) >= exist and broker not in fleet.pods)
     )
     return tuple(sorted(lifted, key=names.ordinal_of))

@@ -246,6 +246,13 @@ class ClusterStore:
                 (Put(keys.cordon(broker), CordonRecord(cordon.drain, cordon.reason).encode()),),
             )
 
+    async def close_to_bundles(self, broker: str, reason: str) -> None:
+        """Have `broker` take no new bundles, unless it is cordoned anyway. Raises as `write`."""
+        current, compare = await self._cordon_of(broker)
+        if current is None:
+            record = CordonRecord(drain=False, reason=reason)
+            await self.write((compare,), (Put(keys.cordon(broker), record.encode()),))
+
     async def uncordon(self, broker: str) -> None:
         """Lift our own cordon of `broker`; one that a person has set stays, or comes back.
         Raises as `write`."""

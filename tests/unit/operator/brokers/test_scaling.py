@@ -19,7 +19,7 @@ from magnetar_operator.brokers.scaling import (
 )
 from magnetar_operator.conditions import Reason
 
-OURS = Cordon(True, CORDON_REASON)
+OURS, CLOSED = Cordon(True, CORDON_REASON), Cordon(False, CORDON_REASON)
 PERSONS = Cordon(True, "maintenance of the rack")
 
 
@@ -36,6 +36,7 @@ def fleet(
         frozenset(pod(ordinal) for ordinal in range(replicas)),
         bundles or {},
         cordons or {},
+        frozenset(pod(ordinal) for ordinal in range(replicas)),
     )
 
 
@@ -52,6 +53,37 @@ def test_the_highest_broker_is_cordoned_then_drained_then_removed() -> None:
     assert "4 bundles left" in second.message
     third = plan_scale(2, fleet(11, {pod(9): 4}, {pod(10): OURS}))
     assert third.replicas == 10
+
+
+def test_those_that_go_next_take_no_bundle_while_one_drains() -> None:
+    """From the first step on, so that no bundle moves twice; a cordon that there is stays."""
+    first = plan_scale(3, fleet(6, {}, {pod(4): PERSONS}))
+    assert (first.cordon, first.close) == (pod(5), (pod(3),))
+    second = plan_scale(3, fleet(6, {pod(5): 4}, {pod(5): OURS, pod(4): PERSONS, pod(3): CLOSED}))
+    assert (second.cordon, second.close, second.uncordon) == ("", (), ())
+    third = plan_scale(3, fleet(5, {}, {pod(3): CLOSED, pod(5): OURS}))
+    assert (third.cordon, third.close, third.uncordon) == (pod(4), (), (pod(5),))
+    assert draining_cordon(CORDON_REASON, CLOSED) == OURS
+
+
+def test_while_none_that_stays_serves_those_that_go_later_take_bundles() -> None:
+    """A broker that crashes concurrently must not leave its bundles without one."""
+    now = fleet(4, {pod(3): 4}, {pod(3): OURS, pod(2): CLOSED, pod(1): CLOSED})
+    crashed = replace(now, serving=now.serving - {pod(0)})
+    plan = plan_scale(1, crashed)
+    assert (plan.close, plan.uncordon) == ((), (pod(1), pod(2)))
+    cordoned = plan_scale(1, replace(fleet(4), cordons={pod(0): PERSONS}))
+    assert (cordoned.cordon, cordoned.close) == (pod(3), ())
+
+
+def test_brokers_that_stay_after_all_take_bundles_again() -> None:
+    now = fleet(6, {pod(5): 4}, {pod(5): OURS, pod(4): CLOSED, pod(3): CLOSED})
+    assert plan_scale(5, now).uncordon == (pod(3), pod(4))
+    assert plan_scale(6, now).uncordon == (pod(3), pod(4), pod(5))
+
+
+def test_the_last_broker_takes_what_the_others_transfer() -> None:
+    assert plan_scale(0, fleet(3)).close == (pod(1),)
 
 
 def test_the_next_one_waits_until_the_last_pod_is_gone() -> None:
@@ -116,6 +148,7 @@ class World:
         self.bundles = dict.fromkeys(self.pods, 3)
         self.cordons: dict[str, Cordon] = {}
         self.store = True
+        self.crashed: set[str] = set()
 
     def look(self) -> Fleet:
         seen = self.store
@@ -125,6 +158,7 @@ class World:
             frozenset(self.pods),
             dict(self.bundles) if seen else None,
             dict(self.cordons) if seen else None,
+            frozenset(self.pods) - self.crashed,
         )
 
     def obey(self, wanted: int) -> None:
@@ -141,8 +175,11 @@ class World:
         if plan.cordon:
             assert plan.cordon == pod(self.replicas - 1), "only the highest is cordoned"
         for name in plan.uncordon:
-            assert self.cordons[name] == OURS, "a person's cordon stays"
+            assert self.cordons[name] in (OURS, CLOSED), "a person's cordon stays"
             del self.cordons[name]
+        for name in plan.close:
+            assert names.ordinal_of(name) >= max(wanted, 1), "a broker that stays takes bundles"
+            self.cordons.setdefault(name, CLOSED)
         if plan.cordon:
             self.cordons[plan.cordon] = OURS
         self.replicas = plan.replicas
@@ -153,10 +190,17 @@ class World:
             if cordon == OURS and names.ordinal_of(name) < self.replicas
         ]
         assert len(ours) <= 1, "never two brokers drain for us"
+        if self.store:
+            serving = {
+                name
+                for name in self.pods - self.crashed - set(ours)
+                if names.ordinal_of(name) < self.replicas and self.cordons.get(name) != PERSONS
+            }
+            assert not serving or serving - self.cordons.keys(), "one of them takes bundles"
 
     def drain(self) -> None:
         for name, cordon in self.cordons.items():
-            others = [other for other in self.pods if other != name and other not in self.cordons]
+            others = sorted(self.pods - self.cordons.keys() - self.crashed - {name})
             if cordon.drain and others and self.bundles.get(name):
                 self.bundles[name] -= 1
                 self.bundles[others[0]] = self.bundles.get(others[0], 0) + 1
@@ -170,6 +214,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("want"), st.integers(0, 6)),
         st.tuples(st.sampled_from(["look", "drain", "pods", "outage", "person"]), st.just(0)),
+        st.tuples(st.just("crash"), st.integers(0, 5)),
     ),
     max_size=60,
 )
@@ -193,11 +238,15 @@ def test_any_history_keeps_the_rules_and_ends_at_the_wanted_number(
             world.finish_pods()
         elif step == "outage":
             world.store = not world.store
+        elif step == "crash":
+            world.crashed ^= {pod(value)}
         elif step == "person" and world.pods:
             world.cordons.setdefault(min(world.pods, key=names.ordinal_of), PERSONS)
         world.obey(wanted)
-    world.store = True
-    world.cordons = {name: cordon for name, cordon in world.cordons.items() if cordon == OURS}
+    world.store, world.crashed = True, set()
+    world.cordons = {
+        name: cordon for name, cordon in world.cordons.items() if cordon in (OURS, CLOSED)
+    }
     for _ in range(200):
         world.drain()
         world.finish_pods()
