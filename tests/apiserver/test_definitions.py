@@ -66,6 +66,22 @@ REFUSED = [
     ),
     (
         "BrokerCluster",
+        {"loadBalancing": {"placement": "AvgShedder"}},
+        "AvgShedder works only as both strategy and placement",
+    ),
+    (
+        "BrokerCluster",
+        {"loadBalancing": {"strategy": "AvgShedder", "placement": "Planner"}},
+        "AvgShedder works only as both strategy and placement",
+    ),
+    (
+        "BrokerCluster",
+        {"loadBalancing": {"splits": True}, "config": {"loadBalancerAutoBundleSplitEnabled": True}},
+        "loadBalancing.splits sets loadBalancerAutoBundleSplitEnabled",
+    ),
+    ("BrokerCluster", {"loadBalancing": {"bandPercent": 41}}, "less than or equal to 40"),
+    (
+        "BrokerCluster",
         {"listeners": [{"name": "internal"}]},
         "internal is the brokers' own listener",
     ),

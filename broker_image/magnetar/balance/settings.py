@@ -218,5 +218,35 @@ def _as_number(entry: dataclasses.Field[Any], given: object) -> float:
     return int(number)
 
 
+def companions(name: str, value: object) -> dict[str, object]:
+    """AvgShedder sheds and places, or does neither."""
+    return dict.fromkeys(STRATEGIES, value) if name in STRATEGIES and is_average(value) else {}
+
+
+def is_average(value: object) -> bool:
+    """Whether a strategy is AvgShedder, with its package or without."""
+    return str(value).rpartition(".")[2] == AVERAGE
+
+
+def followed(
+    defaults: Settings, given: Mapping[str, object]
+) -> tuple[Settings, dict[str, InvalidRequest]]:
+    """The settings in force once `given` values change the defaults, and why others are refused,
+    by name: one that this version does not take leaves the rest in force."""
+    values = defaults.named()
+    try:
+        return Settings.read({**values, **given}), {}
+    except InvalidRequest:
+        refused = {}
+    for name, value in sorted(given.items()):
+        try:
+            Settings.read({name: value} | companions(name, value))
+        except InvalidRequest as error:
+            refused[name] = error
+        else:
+            values |= {name: value} | companions(name, value)
+    return Settings.read(values), refused
+
+
 BALANCE = Settings(shedder=PLANNER, placement=PLANNER, report_max_minutes=1)
 """A broker's defaults, of which three are not Pulsar's: the autoscaler reads the reports, too."""

@@ -25,6 +25,8 @@ INTERNAL_LISTENER = "internal"
 OVER_TLS = "/tls"
 """What the name of a listener is followed by where its addresses with TLS stand."""
 BROKER_CONFIGURATION = "brokerConfiguration"
+OPERATOR_CONFIGURATION = "operatorConfiguration"
+"""The part of the former that the operator has written: what it may remove again."""
 FAILURE_DOMAINS = "failureDomains"
 ISOLATION_POLICIES = "namespaceIsolationPolicies"
 """Groups of documents that brokers act on; the latter two are followed by a slash and the

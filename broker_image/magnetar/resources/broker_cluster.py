@@ -35,6 +35,11 @@ from magnetar.resources.etcd import (
     RestoreStatus,
 )
 from magnetar.resources.listeners import Listeners, ListenerStatus
+from magnetar.resources.load_balancing import (
+    ONE_PLACE,
+    LoadBalancing,
+    named_settings,
+)
 from magnetar.resources.network import NetworkPolicy
 from magnetar.resources.pod_template import PodTemplate
 from magnetar.resources.quantities import amount
@@ -161,6 +166,7 @@ class BrokerClusterSpec(Model):
             "tls.plain: begin with Open; once the brokers have TLS, set Internal or Closed: those "
             "that are not restarted yet know no other way",
         ),
+        *ONE_PLACE,
     )
 
     @model_validator(mode="after")
@@ -170,6 +176,11 @@ class BrokerClusterSpec(Model):
         if len(set(listeners)) < len(listeners):
             raise ValueError("listeners: Duplicate value: give each listener a name of its own")
         return self
+
+    @property
+    def balance_settings(self) -> dict[str, str]:
+        """Settings of load balancing that are named here, by Pulsar's names."""
+        return named_settings(self.config.chosen(), self.load_balancing)
 
     replicas: int = Field(
         default=1,
@@ -216,7 +227,11 @@ class BrokerClusterSpec(Model):
     )
     config: BrokerConfig = Field(
         default_factory=BrokerConfig,
-        description="Broker settings by their own names, as numbers. A change rolls the brokers.",
+        description="Broker settings by their own names, as numbers. A change rolls the brokers, "
+        "unless it is of load balancing (Pulsar's names): brokers follow that while they run.",
+    )
+    load_balancing: LoadBalancing = Field(
+        default_factory=LoadBalancing, description="How bundles are spread over the brokers."
     )
     pod_template: PodTemplate = Field(
         default_factory=PodTemplate, description="Additions to the brokers' pods."

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from magnetar.balance.settings import BALANCE
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.scaling import AutoscalingStatus
 from magnetar_operator import names
@@ -25,6 +24,7 @@ from magnetar_operator.brokers.autoscaling import (
     window_ends_ms,
 )
 from magnetar_operator.brokers.autoscaling_metrics import Look
+from magnetar_operator.brokers.followed_settings import settings_in_force
 from magnetar_operator.brokers.moves import Moves
 from magnetar_operator.brokers.status import Observed
 from magnetar_operator.builders.object import Manifest
@@ -37,8 +37,8 @@ from magnetar_operator.pods.rolling import RollPlan
 LOOK_S = 10.0
 STALE_S = 1.0
 REPORTS_MISSED_MAX = 3
-REPORT_INTERVAL = "loadBalancerReportUpdateMaxIntervalMinutes"
-"""A broker reports at least so often, whatever its load does."""
+"""A broker reports at least every `loadBalancerReportUpdateMaxIntervalMinutes`, whatever its load
+does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,7 @@ def _sight(
     cluster: BrokerCluster, observed: Observed, busy: str, owner: str, wall_ms: int
 ) -> Sight:
     loads = observed.state.loads if observed.state is not None else {}
-    config = cluster.spec.config.chosen()
-    interval_s = 60 * config.get(REPORT_INTERVAL, BALANCE.report_max_minutes)
+    interval_s = 60 * settings_in_force(cluster, observed.state).report_max_minutes
     reports = [
         Report(
             broker=broker,

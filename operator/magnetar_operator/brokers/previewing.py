@@ -163,6 +163,15 @@ def _notes(old: BrokerCluster | None, new: BrokerCluster) -> Iterator[str]:
             "no broker is left: topics are not served until replicas is raised again; their "
             "messages stay"
         )
+    if old is not None:
+        before, after = old.spec.balance_settings, new.spec.balance_settings
+        changed = [
+            f"{name}={after[name]}" if name in after else f"{name} as by default"
+            for name in sorted(before.keys() | after.keys())
+            if before.get(name) != after.get(name)
+        ]
+        if changed:
+            yield f"brokers follow without a restart: {', '.join(changed)}"
     members = [
         cluster.spec.etcd.managed.replicas
         for cluster in (old, new)

@@ -9,7 +9,7 @@ last and only when it differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -21,6 +21,7 @@ from magnetar_operator.brokers.autoscaler import Autoscaled, autoscale, busy_wit
 from magnetar_operator.brokers.client_security import SeenSecurity, authority_known, secure_clients
 from magnetar_operator.brokers.desired import Identity, desired
 from magnetar_operator.brokers.exposure import protection
+from magnetar_operator.brokers.followed_settings import write_settings
 from magnetar_operator.brokers.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
 from magnetar_operator.brokers.scale_story import Reported
 from magnetar_operator.brokers.scaling import CORDON_REASON, REPLACE_REASON
@@ -81,7 +82,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     problems = list(secured.problems)
     if not fleet_held:
         await _inform(world, cluster, moves.story.before)
-        problems += await _apply_cordons(world, cluster, moves)
+        problems += await _inform_brokers(world, cluster, observed, moves)
     brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
     seen = await see_credentials(world, cluster, cluster, brokers)
     security = await secure_clients(world, cluster)
@@ -101,10 +102,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     if not fleet_held:
         await _inform(world, cluster, moves.story.after)
     copies = [observed.copies_problem] if observed.copies_problem is not None else []
-    for problem in (*claims, *moves.problems, *copies):
-        await world.events.once(
-            cluster, "Warning", problem.reason.value, problem.message, part=problem.about
-        )
+    await _warn(world, cluster, (*claims, *moves.problems, *copies))
     problems += [*claims, *moves.problems]
     busy = busy_with(observed, moves, roll, problems)
     autoscaled = await autoscale(world, cluster, observed, busy)
@@ -115,7 +113,8 @@ async def reconcile(world: World, key: Key) -> float | None:
         return RESTORING_S
     rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
     secrets_s = secrets_again_s(seen.problems, security.all_problems)
-    return min(_again_after_s(observed, moves), autoscaled.again_s, secrets_s, rotating_s)
+    again_s = _again_after_s(observed, moves, problems)
+    return min(again_s, autoscaled.again_s, secrets_s, rotating_s)
 
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:
@@ -207,13 +206,7 @@ async def _read_state(
     ):
         return None, f"etcd pod {names.etcd_set(cluster.name)}-0 is not ready", True
     try:
-        return (
-            await read_cluster_state(
-                (await world.store_of(cluster)).reader, cluster.spec.autoscaling.enabled
-            ),
-            "",
-            False,
-        )
+        return await read_cluster_state((await world.store_of(cluster)).reader), "", False
     except (StoreError, TimeoutError) as error:
         log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
         problem = f"etcd {', '.join(etcd_endpoints(cluster))}: {str(error) or 'no answer in time'}"
@@ -256,6 +249,23 @@ async def _inform(world: World, cluster: BrokerCluster, chapters: Iterable[Repor
         if chapter.reason in LAST_CHAPTERS:
             for reason in CHAPTERS:
                 world.events.forget(cluster.metadata.uid, reason)
+
+
+async def _warn(world: World, cluster: BrokerCluster, problems: Iterable[Problem]) -> None:
+    for problem in problems:
+        await world.events.once(
+            cluster, "Warning", problem.reason.value, problem.message, part=problem.about
+        )
+
+
+async def _inform_brokers(
+    world: World, cluster: BrokerCluster, observed: Observed, moves: Moves
+) -> list[Problem]:
+    """What brokers read in the store: cordons, settings. Raises NotLeading."""
+    problems = await _apply_cordons(world, cluster, moves)
+    if observed.state is not None:
+        problems += await write_settings(world, cluster, observed.state)
+    return problems
 
 
 async def _apply_cordons(world: World, cluster: BrokerCluster, moves: Moves) -> list[Problem]:
@@ -354,14 +364,19 @@ async def _write_status(
     troubles = listed(
         cluster.status.troubles, troubles_of(cluster, observed, problems), world.clock.wall_ms()
     )
-    update = {"scaling": moves.story.status, "autoscaling": autoscaled.status, "troubles": troubles}
+    update = {
+        "scaling": moves.story.status,
+        "autoscaling": autoscaled.status,
+        "troubles": troubles,
+    }
     await world.write_outcome(
         stored, status.model_copy(update=update), cluster.status.conditions, findings[-1]
     )
 
 
-def _again_after_s(observed: Observed, moves: Moves) -> float:
-    if observed.state is None:
+def _again_after_s(observed: Observed, moves: Moves, problems: Sequence[Problem]) -> float:
+    unwritten = any(problem.reason is Reason.STORE_UNAVAILABLE for problem in problems)
+    if observed.state is None or unwritten:
         return min(
             STORE_RETRY_S, observed.etcd.again_s if observed.etcd is not None else STORE_RETRY_S
         )

@@ -1,20 +1,24 @@
 """What a cluster's metadata store says.
 
-Owns: reading brokers, bundles and cordons in one picture, and who each bundle belongs to. Imports:
-magnetar.metadata, load reports. Invariants: cordons are read before bundles, so a bundle count that follows a
-cordon was read after it was written; a bundle whose owner's incarnation has died still counts for
-that broker, because its record still names it.
+Owns: reading brokers, bundles, cordons, load reports and stored documents in one picture, and who
+each bundle belongs to. Imports: magnetar.metadata, load reports. Invariants: cordons are read
+before bundles, so a bundle count that follows a cordon was read after it was written; a bundle
+whose owner's incarnation has died still counts for that broker, because its record still names it;
+a report or document that this version cannot read hides nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import structlog
 
 from magnetar.balance.load import LoadReport
+from magnetar.errors import StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.codec import Record
 from magnetar.metadata.records import (
@@ -23,14 +27,46 @@ from magnetar.metadata.records import (
     BundleState,
     ClusterRecord,
     CordonRecord,
+    DocumentsRecord,
     IncarnationRecord,
     RestoreRequestRecord,
 )
-from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put
 from magnetar_operator.brokers.scaling import Cordon
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 READ_TIMEOUT_S = 5.0
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocuments:
+    """Documents of one group by name, and the revision of their record (0 = there is none)."""
+
+    documents: Mapping[str, Any]
+    revision: int = 0
+
+    @staticmethod
+    def of(item: KeyValue | None) -> StoredDocuments:
+        """Raises StoreError."""
+        if item is None:
+            return NO_DOCUMENTS
+        return StoredDocuments(DocumentsRecord.decode(item.value).documents, item.mod_revision)
+
+    def change(self, group: str, wanted: Mapping[str, Any]) -> tuple[Compare, Operation | None]:
+        """The comparison that holds while the record is this one, and what makes it `wanted`
+        (None = it is)."""
+        key = keys.documents(group)
+        compare = Compare(key, "mod", "=", self.revision)
+        if wanted == self.documents:
+            return compare, None
+        return compare, (
+            Put(key, DocumentsRecord(dict(wanted)).encode()) if wanted else Delete(key)
+        )
+
+
+NO_DOCUMENTS = StoredDocuments({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +75,8 @@ class ClusterState:
 
     `bundles` counts the records that name a broker; `incarnations` maps a broker to its live
     incarnation; `held` has the names and states of the bundles of brokers that are cordoned;
-    `loads` the brokers' reports, if they were asked for; `copies` what the leader says of its
+    `loads` the brokers' reports that can be read; `documents`
+    what administrators and the operator have stored, by group; `copies` what the leader says of its
     copies of the store, if any has said something; `restored_for` the request that the store was
     last filled for.
     """
@@ -51,6 +88,7 @@ class ClusterState:
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stopping: frozenset[str] = frozenset()
     loads: Mapping[str, LoadReport] = field(default_factory=dict)
+    documents: Mapping[str, StoredDocuments] = field(default_factory=dict)
     copies: BackupReportRecord | None = None
     restored_for: str = ""
 
@@ -65,18 +103,29 @@ async def records_below(store: MetadataStore, prefix: str, kind: type[R]) -> dic
     return {item.key.removeprefix(prefix): kind.decode(item.value) for item in items}
 
 
-async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> ClusterState:
-    """Raises StoreError (also for a record that this version cannot read: then nothing may be
-    concluded) and TimeoutError."""
+def readable(items: Iterable[KeyValue], read: Callable[[KeyValue], T]) -> dict[str, T]:
+    """By key: what a broker of another version has written otherwise counts as none. Only for
+    records of which nothing is concluded that cannot be undone."""
+    found = {}
+    for item in items:
+        try:
+            found[item.key] = read(item)
+        except StoreError as error:
+            log.warning("record.unreadable", key=item.key, error=str(error))
+    return found
+
+
+async def read_cluster_state(store: MetadataStore) -> ClusterState:
+    """Raises StoreError (also for a record of an owner that this version cannot read: then nothing
+    may be concluded) and TimeoutError."""
     async with asyncio.timeout(READ_TIMEOUT_S):
         cordons = await records_below(store, keys.CORDONS, CordonRecord)
         incarnations = await records_below(store, keys.INCARNATIONS, IncarnationRecord)
         bundles = await records_below(store, keys.BUNDLES, BundleRecord)
-        loads = (
-            [LoadReport.read(item.value) for item in (await store.range(keys.LOAD)).items]
-            if with_loads
-            else []
+        loads = readable(
+            (await store.range(keys.LOAD)).items, lambda item: LoadReport.read(item.value)
         )
+        documents = readable((await store.range(keys.DOCUMENTS)).items, StoredDocuments.of)
         cluster = await store.get(keys.CLUSTER)
         copies = await store.get(keys.BACKUP_REPORT)
         restored = await store.get(keys.RESTORE_REQUEST)
@@ -88,8 +137,10 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         held=held_bundles(bundles, incarnations, cordons),
         stopping=frozenset(record.broker for record in incarnations.values() if record.draining),
         loads={
-            record.broker: record for record in sorted(loads, key=lambda record: record.updated_ms)
+            record.broker: record
+            for record in sorted(loads.values(), key=lambda record: record.updated_ms)
         },
+        documents={key.removeprefix(keys.DOCUMENTS): found for key, found in documents.items()},
         restored_for=RestoreRequestRecord.decode(restored.value).request
         if restored is not None
         else "",

@@ -1,13 +1,14 @@
 """The brokers' settings.
 
 Owns: the ConfigMap that becomes their environment. Imports: builders.object, names. Pure.
-Invariant: every key is MAGNETAR_<NAME> of a broker setting; its hash is in the pods' template, so
-that a change is rolled out.
+Invariants: every key is MAGNETAR_<NAME> of a broker setting; its hash is in the pods' template, so
+that a change is rolled out; settings of load balancing are not among them, because brokers follow
+those in the metadata store.
 """
 
 from __future__ import annotations
 
-from magnetar.balance.settings import text_of
+from magnetar.balance.settings import FIELDS
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
@@ -18,10 +19,9 @@ PREFIX = "MAGNETAR_"
 def settings_of(cluster: BrokerCluster) -> dict[str, str]:
     """Environment variables of a broker."""
     chosen = {
-        f"{PREFIX}{name.upper()}": text_of(value)
-        if isinstance(value, bool | str)
-        else f"{value:.15g}"
+        f"{PREFIX}{name.upper()}": f"{value:.15g}"
         for name, value in cluster.spec.config.chosen().items()
+        if name not in FIELDS
     }
     return chosen | {f"{PREFIX}DRAIN_TIMEOUT_S": str(cluster.spec.drain_timeout_seconds)}
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from magnetar.balance.settings import BALANCE, FIELDS, text_of
-from magnetar.hosting.settings import BrokerSettings
+from magnetar.balance.settings import BALANCE, FIELDS, followed
 from magnetar.resources.broker_config import BrokerConfig
-from magnetar_operator.builders.config_map import PREFIX
+from tests.support.samples import cluster
 
 
 def test_what_a_cluster_sets_is_what_its_brokers_read() -> None:
@@ -18,9 +17,8 @@ def test_what_a_cluster_sets_is_what_its_brokers_read() -> None:
         "loadBalancerHistoryResourcePercentage": 0.5,
         "loadBalancerSheddingExcludedNamespaces": "a/b,c/d",
     }
-    chosen = BrokerConfig(**given).chosen()
-    environment = {f"{PREFIX}{name.upper()}": text_of(value) for name, value in chosen.items()}
-    found = BrokerSettings.from_environment(environment).balance
+    found, refused = followed(BALANCE, cluster(config=given).spec.balance_settings)
+    assert refused == {}
     assert (found.shedder, found.shedding, found.history) == ("ThresholdShedder", False, 0.5)
     assert found.excluded_namespaces == ("a/b", "c/d")
     assert found.placement == BALANCE.placement

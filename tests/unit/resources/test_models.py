@@ -45,7 +45,7 @@ NO_DEFAULT_ON_PURPOSE = {
 }
 NOT_OWNED = "Absent: not owned here."
 
-SETTING = "spec.config."
+SETTING = ("spec.config.", "spec.loadBalancing.")
 """Without a value the broker's own default holds, a newer broker's as well."""
 
 

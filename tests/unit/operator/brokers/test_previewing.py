@@ -51,6 +51,16 @@ def test_a_setting_restarts_every_broker_the_highest_number_first() -> None:
     assert shown.leaving == (Leaving("main-broker-11", 22),)
 
 
+def test_settings_of_load_balancing_restart_nothing() -> None:
+    old = running(2, config={"plannerMovesMax": 7})
+    shown = preview(old, running(2, loadBalancing={"strategy": "ThresholdShedder"}))
+    assert (shown.objects, shown.restarts) == ((), ())
+    assert shown.notes == (
+        "brokers follow without a restart: loadBalancerLoadSheddingStrategy=ThresholdShedder, "
+        "plannerMovesMax as by default",
+    )
+
+
 def test_a_sick_broker_is_restarted_first() -> None:
     old = running(3)
     sick = [

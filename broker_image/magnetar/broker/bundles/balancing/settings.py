@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import structlog
 
-from magnetar.balance.settings import AVERAGE, STRATEGIES, Settings
+from magnetar.balance.settings import STRATEGIES, Settings, companions, followed, is_average
 from magnetar.broker.context import BrokerContext
-from magnetar.errors import InvalidRequest
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata.records import BROKER_CONFIGURATION
 
@@ -35,25 +34,10 @@ class BalanceSettings:
         return self._current
 
     def _read(self, given: dict[str, object]) -> Settings:
-        values = self.defaults.named()
-        try:
-            return Settings.read({**values, **given})
-        except InvalidRequest:
-            pass
-        for name, value in sorted(given.items()):
-            try:
-                Settings.read({name: value} | _companions(name, value))
-            except InvalidRequest as error:
-                log.error("balance.setting_refused", setting=name, error=str(error))
-            else:
-                values |= {name: value} | _companions(name, value)
-        return Settings.read(values)
-
-
-def _companions(name: str, value: object) -> dict[str, object]:
-    """AvgShedder sheds and places, or does neither."""
-    average = str(value).rpartition(".")[2] == AVERAGE
-    return dict.fromkeys(STRATEGIES, value) if name in STRATEGIES and average else {}
+        found, refused = followed(self.defaults, given)
+        for name, error in refused.items():
+            log.error("balance.setting_refused", setting=name, error=str(error))
+        return found
 
 
 def changed(
@@ -64,9 +48,9 @@ def changed(
     after = {key: stored for key, stored in given.items() if key != name}
     if name in STRATEGIES:
         both = {**defaults.named(), **given}
-        if AVERAGE in {str(both[key]).rpartition(".")[2] for key in STRATEGIES}:
+        if any(is_average(both[key]) for key in STRATEGIES):
             after = {key: stored for key, stored in after.items() if key not in STRATEGIES}
     if value is not None:
-        after |= {name: value} | _companions(name, value)
+        after |= {name: value} | companions(name, value)
     Settings.read({**defaults.named(), **after})
     return after

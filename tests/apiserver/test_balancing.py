@@ -1,0 +1,153 @@
+"""Load balancing against a real API server and a real etcd: settings that brokers follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from dev.testbed.control_plane import EtcdProcess
+from magnetar.metadata import keys
+from magnetar.metadata.records import (
+    BROKER_CONFIGURATION,
+    OPERATOR_CONFIGURATION,
+    DocumentsRecord,
+)
+from tests.apiserver.stage import (
+    TIMEOUT_S,
+    Brokers,
+    Kubelet,
+    Scene,
+    brokers_of,
+    external,
+    quiet,
+    running_operator,
+    settled,
+    until,
+    writes,
+)
+
+pytestmark = pytest.mark.slow
+
+SHEDDER = "loadBalancerLoadSheddingStrategy"
+
+
+async def documents(brokers: Brokers, group: str) -> dict[str, Any]:
+    item = await brokers.store.get(keys.documents(group))
+    return dict(DocumentsRecord.decode(item.value).documents) if item is not None else {}
+
+
+async def store(brokers: Brokers, group: str, found: dict[str, Any]) -> None:
+    """What an administrator does through a broker."""
+    await brokers.store.put(keys.documents(group), DocumentsRecord(found).encode())
+
+
+async def stored(what: str, look: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something in the metadata store."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not await look():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within {TIMEOUT_S} s: {what}") from None
+
+
+class Stage:
+    """A cluster of brokers that serve, played by hand."""
+
+    def __init__(self, scene: Scene, brokers: Brokers, operator: Any) -> None:
+        self.scene, self.brokers, self.operator = scene, brokers, operator
+        self.path = scene.path("brokerclusters", "main")
+
+    @staticmethod
+    async def enter(
+        stack: AsyncExitStack, scene: Scene, etcd: EtcdProcess, count: int, **spec: Any
+    ) -> Stage:
+        brokers = await stack.enter_async_context(brokers_of(etcd.endpoint))
+        operator = await stack.enter_async_context(running_operator(scene.namespace))
+        await stack.enter_async_context(Kubelet(scene).at_work())
+        stage = Stage(scene, brokers, operator)
+        for ordinal in range(count):
+            await brokers.register(f"main-broker-{ordinal}")
+        scene.create("BrokerCluster", "main", external(etcd, replicas=count, **spec))
+        await until("Ready", lambda: scene.condition(stage.path).get("status") == "True")
+        return stage
+
+    def set(self, **spec: Any) -> None:
+        self.scene.merge(self.path, {"spec": spec})
+
+    def uids(self) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.scene.pods()}
+
+    async def follows(self, wanted: dict[str, Any]) -> None:
+        async def same() -> bool:
+            return await documents(self.brokers, BROKER_CONFIGURATION) == wanted
+
+        await stored(f"brokers follow {wanted}", same)
+
+    async def look(self) -> None:
+        """One more pass over everything."""
+        await self.operator.controller.enqueue_all()
+        await quiet(self.operator)
+
+
+async def test_settings_are_followed_without_a_restart_and_what_others_set_stays(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """From spec.loadBalancing and from spec.config; a name that leaves the resource leaves the
+    store, one that was set by hand does not; a steady state writes nothing."""
+    async with AsyncExitStack() as stack:
+        stage = await Stage.enter(
+            stack, scene, cluster_etcd, 2, loadBalancing={"strategy": "ThresholdShedder"}
+        )
+        await stage.follows({SHEDDER: "ThresholdShedder"})
+        pods = stage.uids()
+        await store(
+            stage.brokers,
+            BROKER_CONFIGURATION,
+            {SHEDDER: "ThresholdShedder", "plannerMovesMax": "7"},
+        )
+        stage.set(loadBalancing={"strategy": "AvgShedder"}, config={"plannerBundleCost": 5})
+        both = dict.fromkeys((SHEDDER, "loadBalancerLoadPlacementStrategy"), "AvgShedder")
+        ours = {**both, "plannerBundleCost": "5.0"}
+        await stage.follows({**ours, "plannerMovesMax": "7"})
+        assert await documents(stage.brokers, OPERATOR_CONFIGURATION) == ours
+        await until("an Event", lambda: "AvgShedder" in "".join(scene.events("SettingsFollowed")))
+        await settled(stage.operator)
+        done = writes(stage.operator)
+        await stage.look()
+        assert writes(stage.operator) == done
+        stage.set(loadBalancing=None, config=None)
+        await stage.follows({"plannerMovesMax": "7"})
+        assert await documents(stage.brokers, OPERATOR_CONFIGURATION) == {}
+        assert stage.uids() == pods
+        assert scene.events("Restarting") == []
+
+
+async def test_a_store_that_is_silent_is_a_condition_and_settings_follow_later(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Concurrently the other work of the resource goes on."""
+    async with AsyncExitStack() as stack:
+        stage = await Stage.enter(stack, scene, cluster_etcd, 1)
+        with cluster_etcd.frozen():
+            stage.set(
+                loadBalancing={"bandPercent": 4}, podTemplate={"labels": {"team": "messaging"}}
+            )
+            await until(
+                "the condition",
+                lambda: scene.condition(stage.path).get("reason") == "MetadataStoreUnavailable",
+            )
+
+            def template() -> dict[str, Any]:
+                found = scene.stateful_set()
+                assert found is not None
+                labels: dict[str, Any] = found["spec"]["template"]["metadata"]["labels"]
+                return labels
+
+            await until("the template", lambda: template().get("team") == "messaging")
+        await stage.follows({"plannerBand": "0.04", "plannerTriggerBand": "0.1"})
+        await until("Ready", lambda: scene.condition(stage.path).get("status") == "True")
