@@ -1,4 +1,5 @@
-"""Load balancing against a real API server and a real etcd: settings that brokers follow."""
+"""Load balancing against a real API server and a real etcd: settings that brokers follow, and the
+figures in the status."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from dev.testbed.control_plane import EtcdProcess
+from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, Resource
+from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     BROKER_CONFIGURATION,
@@ -82,6 +85,10 @@ class Stage:
     def uids(self) -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.scene.pods()}
 
+    def balance(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.scene.cluster().get("status", {}).get("balance", {})
+        return found
+
     async def follows(self, wanted: dict[str, Any]) -> None:
         async def same() -> bool:
             return await documents(self.brokers, BROKER_CONFIGURATION) == wanted
@@ -92,6 +99,22 @@ class Stage:
         """One more pass over everything."""
         await self.operator.controller.enqueue_all()
         await quiet(self.operator)
+
+    async def report(self, **rates: float) -> None:
+        """One bundle each, of so many messages/s."""
+        for at, (name, rate) in enumerate(rates.items()):
+            broker = f"main-broker-{name.strip('b_')}"
+            bundle = f"public/default/0x{at}0000000_0x{at + 1}0000000"
+            await self.brokers.own(bundle, f"{broker}.{'0' * 16}")
+            found = LoadReport(
+                broker,
+                SystemClock().wall_ms(),
+                Resource(10, 100),
+                rates=Rates(rate),
+                bundles=1,
+                top=(BundleLoad(bundle, History.steady(Rates(rate))),),
+            )
+            await self.brokers.store.put(keys.load(f"{broker}.{'0' * 16}"), found.encode())
 
 
 async def test_settings_are_followed_without_a_restart_and_what_others_set_stays(
@@ -116,6 +139,7 @@ async def test_settings_are_followed_without_a_restart_and_what_others_set_stays
         await stage.follows({**ours, "plannerMovesMax": "7"})
         assert await documents(stage.brokers, OPERATOR_CONFIGURATION) == ours
         await until("an Event", lambda: "AvgShedder" in "".join(scene.events("SettingsFollowed")))
+        await until("the status", lambda: stage.balance().get("strategy") == "AvgShedder")
         await settled(stage.operator)
         done = writes(stage.operator)
         await stage.look()
@@ -151,3 +175,27 @@ async def test_a_store_that_is_silent_is_a_condition_and_settings_follow_later(
             await until("the template", lambda: template().get("team") == "messaging")
         await stage.follows({"plannerBand": "0.04", "plannerTriggerBand": "0.1"})
         await until("Ready", lambda: scene.condition(stage.path).get("status") == "True")
+
+
+async def test_the_status_and_a_column_say_how_even_the_load_is(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Load that changes by little is no write."""
+    async with AsyncExitStack() as stack:
+        stage = await Stage.enter(stack, scene, cluster_etcd, 3)
+        await stage.report(b0=2990, b1=990, b2=1990)
+        await stage.look()
+        await until("the figure", lambda: stage.balance().get("imbalance") == "1.50")
+        assert stage.balance()["strategy"] == "Planner"
+        shown = await asyncio.to_thread(
+            scene.plane.kubectl, "get", "-n", scene.namespace, "brokerclusters"
+        )
+        header, row = shown.stdout.splitlines()
+        assert "BALANCE" in header
+        assert "1.50" in row.split()
+        await settled(stage.operator)
+        done = writes(stage.operator)
+        for rate in (2970, 3010, 2980):
+            await stage.report(b0=rate, b1=1000, b2=2000)
+            await stage.look()
+        assert writes(stage.operator) == done

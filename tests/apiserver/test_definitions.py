@@ -357,7 +357,7 @@ def test_the_scale_subresource_and_the_columns_work(
         control_plane.must("GET", path(namespace, "BrokerCluster", "main"))["spec"]["replicas"] == 4
     )
     shown = control_plane.kubectl("get", "-n", namespace, "magnetar").stdout
-    assert shown.split()[:9] == [
+    assert shown.split()[:10] == [
         "NAME",
         "DESIRED",
         "CURRENT",
@@ -366,6 +366,7 @@ def test_the_scale_subresource_and_the_columns_work(
         "READY",
         "REASON",
         "PAUSED",
+        "BALANCE",
         "AGE",
     ]
     explained = control_plane.kubectl("explain", "brokercluster.spec.drainTimeoutSeconds")

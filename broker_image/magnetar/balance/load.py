@@ -201,9 +201,10 @@ class Resource:
 @dataclass(frozen=True, slots=True)
 class LoadReport(Record):
     """`load/<id>`, bound to the broker's lease. CPU is in percent of a core, memory resident in
-    bytes, bandwidth in bytes/s. `top` are the bundles with most load."""
+    bytes, bandwidth in bytes/s. `top` are the bundles with most load; `moves` how many it began as a
+    leader in the last hour, and `moved_ms` when the last of all (0 = none)."""
 
-    SCHEMA = 3
+    SCHEMA = 4
 
     broker: str
     updated_ms: int
@@ -217,6 +218,8 @@ class LoadReport(Record):
     producers: int = 0
     consumers: int = 0
     version: str = ""
+    moves: int = 0
+    moved_ms: int = 0
     top: tuple[BundleLoad, ...] = field(default=())
 
     @staticmethod

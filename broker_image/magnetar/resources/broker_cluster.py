@@ -37,6 +37,7 @@ from magnetar.resources.etcd import (
 from magnetar.resources.listeners import Listeners, ListenerStatus
 from magnetar.resources.load_balancing import (
     ONE_PLACE,
+    BalanceStatus,
     LoadBalancing,
     named_settings,
 )
@@ -367,6 +368,9 @@ class BrokerClusterStatus(StatusModel):
     )
     autoscaling: AutoscalingStatus = Field(
         default_factory=AutoscalingStatus, description="What the autoscaler decided last, and why."
+    )
+    balance: BalanceStatus = Field(
+        default_factory=BalanceStatus, description="How even the load of the brokers is."
     )
     troubles: tuple[Trouble, ...] = Field(
         default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES

@@ -1,6 +1,6 @@
 """The parts of a `BrokerCluster` that speak of load balancing.
 
-Owns: the fields of `spec.loadBalancing`, their limits and rules, and which of
+Owns: the fields of `spec.loadBalancing` and `status.balance`, their limits and rules, and which of
 Pulsar's settings each field sets. Imports: resources.base, balance.settings. Invariants: a field
 that is not given sets nothing, so that a newer broker's defaults and what administrators have set
 by hand hold; a setting has one place in the resource, a field here or its name in `spec.config`.
@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic.alias_generators import to_camel
 
 from magnetar.balance.settings import AVERAGE, FIELDS, STRATEGIES, text_of
-from magnetar.resources.base import Model, Rule
+from magnetar.resources.base import Model, Rule, StatusModel
 
 Strategy = Literal[
     "Planner",
@@ -130,6 +130,28 @@ class LoadBalancing(Model):
             "failureDomainsEnabled": self.failure_domains,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+
+class BalanceStatus(StatusModel):
+    """How even the load is. The figures are those of `time`; newer ones are written when they
+    differ by more than a little."""
+
+    strategy: str = Field(
+        default="", description="The shedding strategy in force; Off = nothing is moved."
+    )
+    imbalance: str = Field(
+        default="",
+        description="Load of the fullest broker over the mean, as the Planner weighs it; 1.00 = all "
+        "are even. Absent while brokers report no load.",
+    )
+    moves_under_way: int = Field(
+        default=0, description="Bundles that load balancing was moving then."
+    )
+    moves_last_hour: int = Field(
+        default=0, description="Moves that brokers began as leaders in the hour before."
+    )
+    last_move_time: str = Field(default="", description="When the last of them began, RFC 3339.")
+    time: str = Field(default="", description="When the figures were taken, RFC 3339.")
 
 
 def _once(name: str, settings: tuple[str, ...]) -> Rule:

@@ -16,12 +16,14 @@ import structlog
 
 from magnetar.errors import StoreError
 from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.load_balancing import BalanceStatus
 from magnetar_operator import names
 from magnetar_operator.brokers.autoscaler import Autoscaled, autoscale, busy_with
+from magnetar_operator.brokers.balance_figures import figures, is_uneven
 from magnetar_operator.brokers.client_security import SeenSecurity, authority_known, secure_clients
 from magnetar_operator.brokers.desired import Identity, desired
 from magnetar_operator.brokers.exposure import protection
-from magnetar_operator.brokers.followed_settings import write_settings
+from magnetar_operator.brokers.followed_settings import settings_in_force, write_settings
 from magnetar_operator.brokers.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
 from magnetar_operator.brokers.scale_story import Reported
 from magnetar_operator.brokers.scaling import CORDON_REASON, REPLACE_REASON
@@ -56,6 +58,8 @@ ROTATING_S = 5.0
 RESTORING_S = 2.0
 """Leases and the store change without any Kubernetes event."""
 MOVING_S = 1.0
+UNEVEN_S = 10.0
+"""Load is about to change hands."""
 STORE_RETRY_S = 3.0
 
 
@@ -106,15 +110,18 @@ async def reconcile(world: World, key: Key) -> float | None:
     problems += [*claims, *moves.problems]
     busy = busy_with(observed, moves, roll, problems)
     autoscaled = await autoscale(world, cluster, observed, busy)
+    settings, now_ms = settings_in_force(cluster, observed.state), world.clock.wall_ms()
+    balance = figures(cluster.status.balance, observed.state, settings, now_ms)
     await _write_status(
-        world, stored, cluster, observed, moves, roll, problems, autoscaled, security
+        world, stored, cluster, observed, moves, roll, problems, autoscaled, security, balance
     )
     if observed.restore.is_active:
         return RESTORING_S
     rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
     secrets_s = secrets_again_s(seen.problems, security.all_problems)
+    uneven_s = UNEVEN_S if is_uneven(balance) else LOOK_AGAIN_S
     again_s = _again_after_s(observed, moves, problems)
-    return min(again_s, autoscaled.again_s, secrets_s, rotating_s)
+    return min(again_s, autoscaled.again_s, secrets_s, rotating_s, uneven_s)
 
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:
@@ -355,6 +362,7 @@ async def _write_status(
     problems: list[Problem],
     autoscaled: Autoscaled,
     security: SeenSecurity,
+    balance: BalanceStatus,
 ) -> None:
     """`stored` is the cluster with the status that is to be replaced."""
     findings = findings_of(cluster, observed, moves.shown, roll, problems)
@@ -367,6 +375,7 @@ async def _write_status(
     update = {
         "scaling": moves.story.status,
         "autoscaling": autoscaled.status,
+        "balance": balance,
         "troubles": troubles,
     }
     await world.write_outcome(

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from magnetar.balance.cluster import MOVE_REASON
 from magnetar.balance.load import LoadReport
 from magnetar.errors import StoreError
 from magnetar.metadata import keys
@@ -75,7 +76,8 @@ class ClusterState:
 
     `bundles` counts the records that name a broker; `incarnations` maps a broker to its live
     incarnation; `held` has the names and states of the bundles of brokers that are cordoned;
-    `loads` the brokers' reports that can be read; `documents`
+    `owners` maps every bundle to the broker that has it or is about to ("" = none), and `moved` are
+    those that load balancing moves now; `loads` the brokers' reports that can be read; `documents`
     what administrators and the operator have stored, by group; `copies` what the leader says of its
     copies of the store, if any has said something; `restored_for` the request that the store was
     last filled for.
@@ -86,6 +88,8 @@ class ClusterState:
     bundles: Mapping[str, int]
     cordons: Mapping[str, Cordon]
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    owners: Mapping[str, str] = field(default_factory=dict)
+    moved: frozenset[str] = frozenset()
     stopping: frozenset[str] = frozenset()
     loads: Mapping[str, LoadReport] = field(default_factory=dict)
     documents: Mapping[str, StoredDocuments] = field(default_factory=dict)
@@ -135,6 +139,17 @@ async def read_cluster_state(store: MetadataStore) -> ClusterState:
         bundles=bundle_counts(list(bundles.values()), incarnations),
         cordons={broker: Cordon(record.drain, record.reason) for broker, record in cordons.items()},
         held=held_bundles(bundles, incarnations, cordons),
+        owners={
+            name: broker_of(record.destination or record.incarnation, incarnations)
+            for name, record in bundles.items()
+            if record.state is not BundleState.DELETED
+        },
+        moved=frozenset(
+            name
+            for name, record in bundles.items()
+            if record.state in (BundleState.RELEASING, BundleState.ASSIGNING)
+            and record.reason.startswith(MOVE_REASON)
+        ),
         stopping=frozenset(record.broker for record in incarnations.values() if record.draining),
         loads={
             record.broker: record

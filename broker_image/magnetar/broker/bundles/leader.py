@@ -119,6 +119,7 @@ class Leader:
             ownership.balance,
             lambda: self._stuck.overdue(clock.monotonic()),
             DecisionLog(self._context),
+            ownership.recent_moves,
         )
 
     async def _lead(self) -> None:

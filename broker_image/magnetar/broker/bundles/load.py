@@ -81,7 +81,9 @@ def load_work(
     lease: Callable[[], int],
 ) -> tuple[tuple[str, Callable[[], Coroutine[Any, Any, None]]], ...]:
     """What a broker does about its load, by name: reports, and splits of what is too hot."""
-    sampler = LoadSampler(context, ownership.owned, ownership.reports, usage)
+    sampler = LoadSampler(
+        context, ownership.owned, ownership.reports, usage, ownership.recent_moves
+    )
     settings, sight = ownership.balance, ownership.assigner.placer.sight
     reporter = LoadReporter(context, views, sampler, settings, lease)
     splitter = LoadSplitter(context, sight, sampler, settings, ownership.split)

@@ -22,6 +22,7 @@ from magnetar.broker.bundles.acquiring import Acquirer
 from magnetar.broker.bundles.assigning import Assigner
 from magnetar.broker.bundles.balancing.reports import Reports
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
+from magnetar.broker.bundles.balancing.trend import RecentMoves
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.checkpointer import Checkpointer
 from magnetar.broker.bundles.events import BundleEvents
@@ -73,7 +74,7 @@ class Ownership:
         self._served = ServedBundles(context, self.registry)
         self.policies = EffectivePolicies(context.settings, views, self.owned)
         self.balance = BalanceSettings(context, views)
-        self.reports = Reports(context.clock, views)
+        self.reports, self.recent_moves = Reports(context.clock, views), RecentMoves()
         self.assigner = Assigner(context, views, self.reports, self.balance)
         self._work = BundleWork(context, self._events, self._follow)
         self._resolving, self._asking = SharedTasks[None]("resolve"), SharedTasks[None]("read")

@@ -23,7 +23,7 @@ from magnetar.broker.bundles.assigning import Assigner
 from magnetar.broker.bundles.balancing.decisions import DecisionLog
 from magnetar.broker.bundles.balancing.picture import Picture, Sight
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
-from magnetar.broker.bundles.balancing.trend import Sample, Trend
+from magnetar.broker.bundles.balancing.trend import RecentMoves, Sample, Trend
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StorageError
 from magnetar.hosting.views import ClusterViews
@@ -63,12 +63,14 @@ class Balancer:
         settings: BalanceSettings,
         overdue: Callable[[], Collection[str]],
         decisions: DecisionLog,
+        recent: RecentMoves,
     ) -> None:
-        """`overdue` are bundles that have changed hands for too long."""
+        """`overdue` are bundles that have changed hands for too long; `recent` outlives the
+        term."""
         self._context, self._views, self._assigner = context, views, assigner
         self._settings, self._overdue = settings, overdue
         self._memory = Memory()
-        self._decisions = decisions
+        self._decisions, self._recent = decisions, recent
         self._decided_at: float | None = None
         self._pending: deque[_Begun] = deque()
         self._under_way: dict[str, _Begun] = {}
@@ -189,6 +191,7 @@ class Balancer:
             self._under_way[name] = _Begun(begun.move, begun.destination, clock.monotonic())
             active += 1
             self._context.metrics.balance.moves.inc()
+            self._recent.note(clock.monotonic())
             await self._assigner.request_move(
                 name, begun.destination, MOVE_REASON + begun.move.reason, guard
             )

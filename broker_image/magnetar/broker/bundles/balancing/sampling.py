@@ -26,6 +26,7 @@ from magnetar.balance.load import (
 from magnetar.balance.settings import Settings
 from magnetar.balance.top_k import hot_topics, top_bundles
 from magnetar.broker.bundles.balancing.reports import Reports
+from magnetar.broker.bundles.balancing.trend import RecentMoves
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.metrics import Traffic
 from magnetar.broker.ports import ServedTopic
@@ -78,8 +79,10 @@ class LoadSampler:
         served: Mapping[str, SampledBundle],
         reports: Reports,
         usage: Usage,
+        moves: RecentMoves,
     ) -> None:
         self._context, self._served, self._reports, self._usage = context, served, reports, usage
+        self._moves = moves
         self._bundles: dict[str, _Sampled] = {}
         self._totals, self._since = self._counted(), context.clock.monotonic()
         self.latest: LoadReport | None = None
@@ -176,10 +179,10 @@ class LoadSampler:
             (new - old) / seconds for new, old in zip(self._totals, before, strict=True)
         )
         rates, limit = Rates(*traffic).rounded(), settings.nic_gbps * GBPS_BYTES
-        found = list(loads)
+        found, now_ms, moved = list(loads), context.clock.wall_ms(), self._moves.last
         return LoadReport(
             broker=context.broker,
-            updated_ms=context.clock.wall_ms(),
+            updated_ms=now_ms,
             cpu=Resource(round(100 * cpu, 2), 100 * usage.cores),
             memory=Resource(usage.memory_bytes(), usage.memory_limit_bytes),
             bandwidth_in=Resource(rates.bytes_in, limit),
@@ -190,6 +193,8 @@ class LoadSampler:
             producers=sum(load.producers for load in found),
             consumers=sum(load.consumers for load in found),
             version=__version__,
+            moves=self._moves.count(self._since),
+            moved_ms=now_ms - round(1000 * (self._since - moved)) if moved is not None else 0,
             top=top,
         )
 

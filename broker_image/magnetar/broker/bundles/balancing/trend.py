@@ -1,7 +1,8 @@
-"""How even the load of brokers has been.
+"""How even the load of brokers has been, and what was moved for it.
 
-Owns: `Trend`, a sample a minute of the last hour, as the leader saw it. Imports: nothing of ours.
-Pure. Invariant: an hour of samples at most; the shares of brokers are kept for ten minutes of them.
+Owns: `Trend`, a sample a minute of the last hour, as the leader saw it; `RecentMoves`. Imports:
+nothing of ours. Pure. Invariant: an hour of samples at most; the shares of brokers are kept for ten
+minutes of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,27 @@ class Sample:
     at_ms: int
     imbalance: float
     shares: Mapping[str, float] = field(default_factory=dict)
+
+
+class RecentMoves:
+    """Moves that this broker began as a leader within the last hour, counted by minutes. Times are
+    monotonic, in seconds."""
+
+    def __init__(self) -> None:
+        self._minutes: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
+        self.last: float | None = None
+
+    def note(self, now: float) -> None:
+        """One more has begun."""
+        minute, count = int(now // 60), 0
+        if self._minutes and self._minutes[-1][0] == minute:
+            count = self._minutes.pop()[1]
+        self._minutes.append((minute, count + 1))
+        self.last = now
+
+    def count(self, now: float) -> int:
+        since = int(now // 60) - SAMPLES_MAX
+        return sum(count for minute, count in self._minutes if minute > since)
 
 
 class Trend:

@@ -21,6 +21,7 @@ from magnetar.balance.load import (
 from magnetar.balance.settings import Settings
 from magnetar.broker.bundles.balancing.reports import FORMER_MAX, Reports
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
+from magnetar.broker.bundles.balancing.trend import RecentMoves
 from magnetar.broker.bundles.load import LoadReporter, _encoded
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.metrics import BrokerMetrics, Traffic
@@ -117,8 +118,13 @@ class Stage:
             clock=self.clock, metrics=self.metrics, broker="here", compute=inline
         )
         self.reports = Reports(cast(Any, self.clock), cast(Any, SimpleNamespace(load=self.view)))
+        self.moves = RecentMoves()
         self.sampler = LoadSampler(
-            cast(BrokerContext, context), cast(Any, self.served), self.reports, self.machine
+            cast(BrokerContext, context),
+            cast(Any, self.served),
+            self.reports,
+            self.machine,
+            self.moves,
         )
 
     def serve(self, name: str, *topics: str) -> Served:
@@ -226,6 +232,16 @@ def test_a_bundle_that_comes_back_begins_again() -> None:
     stage.sample()
     assert stage.sample().rates == Rates()
     assert stage.metrics.traffic().messages_in == 1000
+
+
+def test_a_report_counts_the_moves_that_its_broker_began() -> None:
+    stage = Stage()
+    assert (stage.sample().moves, stage.sample().moved_ms) == (0, 0)
+    stage.moves.note(stage.clock.monotonic())
+    began_ms = stage.clock.wall_ms()
+    found = stage.sample(30.0)
+    assert (found.moves, found.moved_ms) == (1, began_ms)
+    assert LoadReport.read(found.encode()) == found
 
 
 def test_reports_are_written_when_they_are_due() -> None:
