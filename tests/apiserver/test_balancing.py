@@ -1,5 +1,5 @@
-"""Load balancing against a real API server and a real etcd: settings that brokers follow, and the
-figures in the status."""
+"""Load balancing against a real API server and a real etcd: settings that brokers follow, the
+figures in the status, zones of nodes, and brokers that are about to leave."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
     BROKER_CONFIGURATION,
+    NODE_ZONES,
     OPERATOR_CONFIGURATION,
+    CordonRecord,
     DocumentsRecord,
 )
+from magnetar_operator.brokers.scaling import CORDON_REASON
 from tests.apiserver.stage import (
     TIMEOUT_S,
     Brokers,
     Kubelet,
     Scene,
+    bind,
     brokers_of,
     external,
     quiet,
@@ -199,3 +203,65 @@ async def test_the_status_and_a_column_say_how_even_the_load_is(
             await stage.report(b0=rate, b1=1000, b2=2000)
             await stage.look()
         assert writes(stage.operator) == done
+
+
+async def test_brokers_learn_the_zones_of_their_nodes(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """By one look at each node; a node without a zone is looked at once as well, and a broker that
+    is scaled away is forgotten."""
+    group = f"{NODE_ZONES}/standalone"
+    for name, labels in (("a", {"topology.kubernetes.io/zone": "west-1"}), ("b", {})):
+        node = {"metadata": {"name": f"{scene.namespace}-{name}", "labels": labels}}
+        scene.plane.must("POST", "/api/v1/nodes", node)
+    async with AsyncExitStack() as stack:
+        stage = await Stage.enter(stack, scene, cluster_etcd, 2)
+        for ordinal, name in enumerate("ab"):
+            bind(scene, f"main-broker-{ordinal}", f"{scene.namespace}-{name}")
+
+        async def zones() -> dict[str, str]:
+            found = await documents(stage.brokers, group)
+            return {broker: entry["zone"] for broker, entry in found.items()}
+
+        async def known() -> bool:
+            return await zones() == {"main-broker-0": "west-1", "main-broker-1": ""}
+
+        await stored("both zones", known)
+        await settled(stage.operator)
+        done = writes(stage.operator)
+        await stage.look()
+        assert writes(stage.operator) == done
+        stage.set(replicas=1)
+
+        async def left() -> bool:
+            return await zones() == {"main-broker-0": "west-1"}
+
+        await stored("the broker that stays", left)
+
+
+async def test_brokers_that_leave_next_get_no_bundle_before_they_drain(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Two go: both are cordoned before the first is drained; one that stays after all is not."""
+    closed = CordonRecord(drain=False, reason=CORDON_REASON)
+    draining = CordonRecord(drain=True, reason=CORDON_REASON)
+    async with AsyncExitStack() as stack:
+        stage = await Stage.enter(stack, scene, cluster_etcd, 4)
+        await stage.report(b0=10, b1=10, b2=10, b3=10)
+        stage.set(replicas=2)
+
+        async def cordons(*wanted: CordonRecord | None) -> bool:
+            found = [await stage.brokers.cordon(f"main-broker-{at}") for at in range(4)]
+            return found == list(wanted)
+
+        await stored("cordons", lambda: cordons(None, None, closed, draining))
+        assert scene.replicas() == 4
+        stage.set(replicas=3)
+        await stored("one that stays", lambda: cordons(None, None, None, draining))
+        stage.set(replicas=2)
+        await stage.report(b0=10, b1=10, b2=10, b0_=10)
+        await stored("the next one", lambda: cordons(None, None, draining, None))
+        await stage.report(b0=10, b1=10, b1_=10, b0_=10)
+        await until("two brokers", lambda: scene.replicas() == 2)
+        await until("no cordon is left", lambda: scene.condition(stage.path)["status"] == "True")
+        await stored("no cordon is left", lambda: cordons(None, None, None, None))

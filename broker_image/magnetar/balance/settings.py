@@ -248,5 +248,6 @@ def followed(
     return Settings.read(values), refused
 
 
-BALANCE = Settings(shedder=PLANNER, placement=PLANNER, report_max_minutes=1)
-"""A broker's defaults, of which three are not Pulsar's: the autoscaler reads the reports, too."""
+BALANCE = Settings(shedder=PLANNER, placement=PLANNER, report_max_minutes=1, failure_domains=True)
+"""A broker's defaults, of which four are not Pulsar's: the autoscaler reads the reports, too, and
+failure domains are known without set-up."""

@@ -109,7 +109,7 @@ class LoadBalancing(Model):
     failure_domains: bool | None = Field(
         default=None,
         description="Whether namespaces of an anti-affinity group are kept in different failure "
-        "domains. Default: false.",
+        "domains: those that were registered, else the zones of the brokers' nodes. Default: true.",
     )
 
     def settings(self) -> dict[str, object]:

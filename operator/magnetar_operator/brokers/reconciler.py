@@ -31,6 +31,7 @@ from magnetar_operator.brokers.state import ClusterState, read_cluster_state
 from magnetar_operator.brokers.status import Observed, derive, findings_of, troubles_of
 from magnetar_operator.brokers.storage_credentials import secrets_again_s, see_credentials
 from magnetar_operator.brokers.storage_expansion import hold_claim, missing_classes
+from magnetar_operator.brokers.zones import write_zones
 from magnetar_operator.builders.listeners import brokers_of, listener_services
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
@@ -268,10 +269,12 @@ async def _warn(world: World, cluster: BrokerCluster, problems: Iterable[Problem
 async def _inform_brokers(
     world: World, cluster: BrokerCluster, observed: Observed, moves: Moves
 ) -> list[Problem]:
-    """What brokers read in the store: cordons, settings. Raises NotLeading."""
+    """What brokers read in the store: cordons, settings, zones. Raises NotLeading,
+    KubernetesError."""
     problems = await _apply_cordons(world, cluster, moves)
     if observed.state is not None:
         problems += await write_settings(world, cluster, observed.state)
+        problems += await write_zones(world, cluster, observed.state, observed.pods)
     return problems
 
 

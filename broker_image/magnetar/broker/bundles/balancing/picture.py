@@ -19,12 +19,14 @@ from magnetar.broker.bundles.balancing.policies import (
     ANTI_AFFINITY,
     domains,
     isolation_policies,
+    zones,
 )
 from magnetar.broker.bundles.balancing.reports import Reports
 from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata.records import (
     FAILURE_DOMAINS,
     ISOLATION_POLICIES,
+    NODE_ZONES,
     BundleRecord,
     BundleState,
     DocumentsRecord,
@@ -82,7 +84,7 @@ class Sight:
         )
         incarnations = {self.incarnations[name].record.broker: name for _, name in started}
         owners, fixed = self._owners(incarnations, only)
-        known = domains(self._stored(FAILURE_DOMAINS))
+        known = zones(self._stored(NODE_ZONES)) | domains(self._stored(FAILURE_DOMAINS))
         cluster = Cluster(
             self.now_ms,
             tuple(
@@ -121,7 +123,7 @@ class Sight:
         return ""
 
     def _broker(self, broker: str, incarnation: str, known: Mapping[str, str]) -> Broker:
-        """`known` are failure domains by address."""
+        """`known` are failure domains by address, host or name; zones are by name."""
         record = self.incarnations[incarnation].record
         address = record.http_url.partition("://")[2]
         host = urlsplit(record.http_url).hostname or broker

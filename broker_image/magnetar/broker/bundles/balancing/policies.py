@@ -1,6 +1,7 @@
 """Policies that administrators have stored, as decisions read them.
 
-Owns: reading Pulsar's JSON of isolation policies, failure domains and anti-affinity groups.
+Owns: reading Pulsar's JSON of isolation policies, failure domains and anti-affinity groups, and the
+zones that the operator has stored.
 Imports: balance.filters, metadata records. Pure. Invariant: a document that cannot be read counts
 as none, and is named in the log once it is written.
 """
@@ -85,3 +86,12 @@ def domains(documents: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(broker, str):
                 found[broker] = name
     return found
+
+
+def zones(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Zones of nodes by broker."""
+    return {
+        broker: entry["zone"]
+        for broker, entry in documents.items()
+        if isinstance(entry, dict) and isinstance(entry.get("zone"), str) and entry["zone"]
+    }

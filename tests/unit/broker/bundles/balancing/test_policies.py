@@ -12,6 +12,7 @@ from magnetar.broker.bundles.balancing.policies import (
     domains,
     isolation_policies,
     isolation_policy,
+    zones,
 )
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.views import Viewed
@@ -77,8 +78,14 @@ def _bundle(number: int, state: BundleState, owner: str = "", **fields: Any) -> 
     return name, Viewed(BundleRecord(state, 2, owner, **fields), 1)
 
 
+def test_zones_are_read_by_broker() -> None:
+    stored = {"a": {"pod": "1", "zone": "west"}, "b": {"pod": "2", "zone": ""}, "bad": 1}
+    assert zones(stored) == {"a": "west"}
+
+
 def test_a_picture_shows_who_takes_bundles_and_what_may_move() -> None:
-    """By name of the broker; draining brokers and their bundles take no part in a plan."""
+    """By name of the broker; draining brokers and their bundles take no part in a plan. A failure
+    domain that was registered wins over the zone of the broker's node."""
     bundles = dict(
         [
             _bundle(0, BundleState.OWNED, "a.1"),
@@ -105,6 +112,9 @@ def test_a_picture_shows_who_takes_bundles_and_what_may_move() -> None:
         {"public/default": Viewed(group, 1)},
         {
             "failureDomains/standalone": Viewed(DocumentsRecord({"z": {"brokers": ["a:8080"]}}), 1),
+            "nodeZones/standalone": Viewed(
+                DocumentsRecord({name: {"pod": name, "zone": "west"} for name in "ab"}), 1
+            ),
             "namespaceIsolationPolicies/standalone": Viewed(DocumentsRecord({"p": PULSARS}), 1),
         },
         {"a.1": LoadReport("a", 4000)},
@@ -122,7 +132,7 @@ def test_a_picture_shows_who_takes_bundles_and_what_may_move() -> None:
     assert picture.cluster.bundle[names[4]].level.messages_in == 7.0
     assert [(broker.host, broker.domain) for broker in picture.cluster.brokers] == [
         ("a", "z"),
-        ("b", ""),
+        ("b", "west"),
     ]
     assert picture.policies.group("public/default") == "g"
     assert picture.policies.isolating("public/default") is not None
