@@ -200,6 +200,10 @@ class Traffic:
             thread.join(READY_S)
         self._client.close()
 
+    def pause_s(self, _topic: str, /) -> float:
+        """Between two times ten messages of a topic."""
+        return 0.02
+
     def total(self) -> int:
         with self._lock:
             return sum(map(len, self.acknowledged.values()))
@@ -236,7 +240,7 @@ class Traffic:
                     lambda result, _id, n=number, sent=sent: self._receipt(topic, n, result, sent),
                 )
                 number += 1
-            self._stop.wait(0.02)
+            self._stop.wait(self.pause_s(topic))
         producer.flush()
         producer.close()
 
