@@ -227,6 +227,10 @@ class BundleName:
             self.namespace == other.namespace and self.low <= other.low and other.high <= self.high
         )
 
+    def overlaps(self, other: BundleName) -> bool:
+        """Whether `other` has a hash in common with this range."""
+        return self.namespace == other.namespace and self.low < other.high and other.low < self.high
+
     @staticmethod
     def parse(text: str) -> BundleName:
         """Parse `tenant/namespace/0x00000000_0x40000000`. Raises InvalidTopicName."""

@@ -20,6 +20,7 @@ HAPPENED_PER_SEED = {
     "bundle.move_requested": 2.5,
     "balance.split": 0.5,
     "bundle.split": 1,
+    "bundle.merged": 0.3,
     "takeover": 1,
     "trace: crash": 4,
     "crash at acquired without a fence": 0.3,

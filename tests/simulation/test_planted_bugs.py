@@ -13,6 +13,7 @@ from tests.simulation.scenarios import (
     planted_coordinators,
     planted_durable,
     planted_lifecycle,
+    planted_merges,
     planted_splits,
     planted_transactions,
 )
@@ -46,6 +47,16 @@ NOTICED_BY = {
         "children_begin_without_files": "invariant 1",
         "files_of_the_parent_go_with_it": "invariant 1, .*manifest lists",
         "checkpoints_of_the_parent_go_with_it": "invariant 1, .*checkpoint",
+    },
+    "planted_merges": {
+        # where the log refuses an id that it has had, the broker ends itself
+        "merged_bundle_begins_in_the_term_of_one_parent": r": AssertionError\(\(|invariant [14]",
+        "merged_bundle_begins_behind_what_was_written_meanwhile": "invariant [123]|after a "
+        "seek|never got",
+        "checkpoint_of_one_parent": "invariant [123]|after a seek|never got",
+        "files_of_one_parent_are_not_listed": "invariant 1",
+        "merged_manifest_covers_what_one_parent_has_not": "invariant 1|after a seek|never got",
+        "files_of_the_parents_go_with_them": "invariant 1, .*manifest lists",
     },
     "planted_durable": {
         "log_not_replayed_for_deduplication": "the broker remembers|invariant 3",
@@ -142,6 +153,7 @@ def test_every_planted_bug_can_be_planted() -> None:
     for module in (
         planted,
         planted_splits,
+        planted_merges,
         planted_durable,
         planted_lifecycle,
         planted_coordinators,
@@ -155,6 +167,7 @@ def test_every_planted_bug_can_be_planted() -> None:
 def test_every_planted_bug_is_hunted() -> None:
     assert {*NOTICED_BY["planted"]} == {*planted.BUGS}
     assert {*NOTICED_BY["planted_splits"]} == {*planted_splits.BUGS}
+    assert {*NOTICED_BY["planted_merges"]} == {*planted_merges.BUGS}
     assert {*NOTICED_BY["planted_durable"]} == {*planted_durable.BUGS}
     assert {*NOTICED_BY["planted_lifecycle"]} == {*planted_lifecycle.BUGS}
     assert {*NOTICED_BY["planted_coordinators"]} == {*planted_coordinators.BUGS}

@@ -30,6 +30,7 @@ HAPPENED_PER_SEED = {
     "bundle.recovery_failed": 0.08,
     "graceful stop": 0.3,
     "bundle.split": 1.5,
+    "bundle.merged": 0.5,
     "gc.forgot_bundle": 0.4,
     "broker.cordoned": 0.6,
     "leader.elected": 1.5,

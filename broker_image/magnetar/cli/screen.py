@@ -27,6 +27,7 @@ STYLES = {
     "Releasing": "yellow",
     "Assigning": "yellow",
     "Splitting": "yellow",
+    "Merging": "yellow",
     "Free": "yellow",
     "gone": "red",
     "unreachable": "red",

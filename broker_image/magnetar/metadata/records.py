@@ -37,13 +37,15 @@ COORDINATORS_MAX = 16
 
 
 class BundleState(enum.StrEnum):
-    """States of a bundle's record: PIP-192's, with Init meaning that there is no record."""
+    """States of a bundle's record: PIP-192's, with Init meaning that there is no record, and
+    Merging, which Pulsar does not have."""
 
     FREE = "Free"
     ASSIGNING = "Assigning"
     OWNED = "Owned"
     RELEASING = "Releasing"
     SPLITTING = "Splitting"
+    MERGING = "Merging"
     DELETED = "Deleted"
 
 
@@ -90,9 +92,10 @@ class BundleRecord(Record):
 
     `epoch` is that of the current or last Assigning record. `epochs` lists the epochs whose records
     in `chain` are valid: all terms since the checkpoint, oldest first. `incarnation` is the owner
-    (Owned, Releasing, Splitting) or the destination (Assigning). `destination` is the requested
+    (Owned, Releasing, Splitting, Merging) or the destination (Assigning). `destination` is the requested
     next owner while Releasing ("" = any). `source` is the previous owner while Assigning.
-    `boundaries` say where it is divided while Splitting. `pinned_until_ms` (wall clock, 0 = not
+    `boundaries` say where it is divided while Splitting; while Merging they are the edges of the
+    two bundles that become one: low end, common edge, high end. `pinned_until_ms` (wall clock, 0 = not
     pinned): until then load balancing does not move it from `incarnation`, or while Releasing from
     `destination`.
     """

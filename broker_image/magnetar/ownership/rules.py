@@ -1,7 +1,7 @@
 """The rules of a bundle record.
 
 Owns: what a `BundleRecord` looks like after each change that `states` allows. Imports: errors,
-names, metadata.records, splits, states. Pure. Source: PIP-192; epoch and recovery chain are ours.
+names, metadata.records, merges, splits, states. Pure. Source: PIP-192; epoch and recovery chain are ours.
 
 How a term begins. The epoch of a term is restore number * 2^36 + mod_revision of its Assigning
 record, which exists only once that record has been written. So an Assigning record carries the
@@ -12,13 +12,19 @@ A split begins a term without a transfer. The owner ends its term by RELEASE, an
 theirs in the same log, in one transaction with the parent's end; their epoch is made of the
 revision of the Splitting record.
 
+So does a merge. Two neighbours of one owner become Merging in one transaction, so both records have
+one revision, of which the epoch of the merged bundle is made. It begins with one checkpoint of
+both, and with what both have written since.
+
 Every function takes the current record and returns the next one; the caller commits it by
 compare-and-swap on the current one's revision. All of them raise TransitionRefused.
 
 Invariants: epochs strictly increase; one epoch has one owner; `chain[i]` holds the records of term
 `epochs[i]`; only the last range may be open, and it is the owner's; ranges of one incarnation never
-overlap; a log range stays in the chain until a checkpoint covers it; the children of a split
-recover all that their parent would have; a pin ends with the term of its broker.
+overlap, but for those of two bundles that were merged, whose terms ran side by side; a log range
+stays in the chain until a checkpoint covers it; the children of a split recover all that their
+parent would have, and a merged bundle all that its two parents would; a pin ends with the term of
+its broker.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from magnetar.metadata.records import (
     LogRange,
 )
 from magnetar.names import BundleName
+from magnetar.ownership.merges import Neighbours
 from magnetar.ownership.splits import children_of_split
 from magnetar.ownership.states import BUNDLES, Change, states_that_allow
 
@@ -198,9 +205,9 @@ def divided(
     return deleted, dict.fromkeys(children_of_split(name, record.boundaries), child)
 
 
-def split_called_off(record: BundleRecord, reason: str, *, end: LogPosition) -> BundleRecord:
-    """The owner has written RELEASE, which ends at `end`, and cannot divide the bundle: it is
-    free."""
+def called_off(record: BundleRecord, reason: str, *, end: LogPosition) -> BundleRecord:
+    """The owner has written RELEASE, which ends at `end`, and can neither divide nor merge the
+    bundle: it is free."""
     return replace(
         record,
         state=_after(record, Change.CALL_OFF),
@@ -211,6 +218,68 @@ def split_called_off(record: BundleRecord, reason: str, *, end: LogPosition) -> 
         reason=reason,
         pinned_until_ms=0,
     )
+
+
+def merge(
+    left: BundleRecord, right: BundleRecord, pair: Neighbours, reason: str
+) -> tuple[BundleRecord, BundleRecord]:
+    """The owner of two neighbours is about to make one bundle of them. To be committed in one
+    transaction: the epoch of the merged bundle is made of its revision."""
+    states = _after(left, Change.MERGE), _after(right, Change.MERGE)
+    if left.incarnation != right.incarnation:
+        raise TransitionRefused(
+            f"owner: {pair.left} is served by {left.incarnation} and {pair.right} by "
+            f"{right.incarnation}; move one of them first"
+        )
+    return (
+        replace(left, state=states[0], boundaries=pair.edges, reason=reason),
+        replace(right, state=states[1], boundaries=pair.edges, reason=reason),
+    )
+
+
+def merged(
+    left: BundleRecord,
+    right: BundleRecord,
+    pair: Neighbours,
+    *,
+    epoch: int,
+    end: LogPosition,
+    checkpoint: CheckpointPointer,
+) -> tuple[tuple[BundleRecord, BundleRecord], BundleRecord]:
+    """The owner has written RELEASE of both, the later of which ends at `end`: the deleted parents,
+    and the bundle that replaces them at the same incarnation. To be committed in one transaction.
+
+    `epoch` is made of the revision of the Merging records. `checkpoint` holds everything of both
+    before its position. The range of the older term comes first; parents of one term have one.
+    """
+    states = _after(left, Change.UNITE), _after(right, Change.UNITE)
+    for record in (left, right):
+        _require_newer(record, epoch)
+        _require_own(record, checkpoint)
+        _closed_by_owner(record, end)
+    owner, terms = left.incarnation, sorted({left.epoch, right.epoch})
+    stop = max(end, checkpoint.position, key=_place)
+    written = LogRange(owner, checkpoint.position, stop)
+    whole = BundleRecord(
+        BundleState.OWNED,
+        epoch,
+        owner,
+        checkpoint=checkpoint,
+        chain=(*(written for _ in terms), LogRange(owner, stop, None)),
+        epochs=(*terms, epoch),
+        reason=f"merged from {pair.left.range} and {pair.right.range}",
+        pinned_until_ms=max(left.pinned_until_ms, right.pinned_until_ms),
+    )
+    deleted = (
+        BundleRecord(states[0], left.epoch, reason=left.reason),
+        BundleRecord(states[1], right.epoch, reason=right.reason),
+    )
+    return deleted, whole
+
+
+def merge_kept_apart(record: BundleRecord) -> BundleRecord:
+    """The owner does not merge the bundle after all, and has written no RELEASE: it serves on."""
+    return replace(record, state=_after(record, Change.KEEP), boundaries=())
 
 
 def retire(record: BundleRecord) -> BundleRecord:
@@ -225,7 +294,7 @@ def override(
 ) -> BundleRecord:
     """Take a bundle from an incarnation that is gone.
 
-    An unfinished split has not happened: only this record knows of it. `owner_is_dead` is the
+    An unfinished split or merge has not happened: only records in transition know of it. `owner_is_dead` is the
     caller's statement that `incarnations/<record.incarnation>` (owner or destination) is absent.
     The open range stays open: the new owner fences that incarnation and closes it by `own`.
     """
@@ -289,17 +358,8 @@ def advance_checkpoint(record: BundleRecord, checkpoint: CheckpointPointer) -> B
     owners' ranges included.
     """
     state = _after(record, Change.ADVANCE_CHECKPOINT)
+    _require_own(record, checkpoint)
     current = record.chain[-1]
-    if checkpoint.incarnation != record.incarnation:
-        raise TransitionRefused(
-            f"checkpoint.incarnation: {checkpoint.incarnation} is not the owner "
-            f"{record.incarnation}"
-        )
-    if _place(checkpoint.position) < _place(current.start):
-        raise TransitionRefused(
-            f"checkpoint.position: {checkpoint.position} lies before {current.start}; it may only "
-            "advance"
-        )
     remaining = LogRange(current.incarnation, checkpoint.position, current.end)
     return replace(
         record,
@@ -308,6 +368,20 @@ def advance_checkpoint(record: BundleRecord, checkpoint: CheckpointPointer) -> B
         chain=(remaining,),
         epochs=record.epochs[-1:],
     )
+
+
+def _require_own(record: BundleRecord, checkpoint: CheckpointPointer) -> None:
+    """A checkpoint of the owner's term."""
+    if checkpoint.incarnation != record.incarnation:
+        raise TransitionRefused(
+            f"checkpoint.incarnation: {checkpoint.incarnation} is not the owner "
+            f"{record.incarnation}"
+        )
+    start = record.chain[-1].start
+    if _place(checkpoint.position) < _place(start):
+        raise TransitionRefused(
+            f"checkpoint.position: {checkpoint.position} lies before {start}; it may only advance"
+        )
 
 
 def _closed_by_owner(record: BundleRecord, end: LogPosition) -> tuple[LogRange, ...]:

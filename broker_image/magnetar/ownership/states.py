@@ -26,7 +26,10 @@ class Change(enum.Enum):
     FREE = "RELEASE written, to no destination"
     SPLIT = "split"
     DIVIDE = "RELEASE written, divide"
-    CALL_OFF = "RELEASE written, call the split off"
+    MERGE = "merge"
+    UNITE = "RELEASE written, merge"
+    KEEP = "call the merge off"
+    CALL_OFF = "RELEASE written, call it off"
     OVERRIDE = "override a dead owner"
     REASSIGN = "replace the destination"
     RETIRE = "the namespace is deleted"
@@ -46,6 +49,7 @@ BUNDLES: StateTable[BundleState | None, Change] = StateTable(
             (BundleState.OWNED, Change.ADVANCE_CHECKPOINT): BundleState.OWNED,
             (BundleState.OWNED, Change.RELEASE): BundleState.RELEASING,
             (BundleState.OWNED, Change.SPLIT): BundleState.SPLITTING,
+            (BundleState.OWNED, Change.MERGE): BundleState.MERGING,
             (BundleState.OWNED, Change.OVERRIDE): BundleState.ASSIGNING,
             (BundleState.RELEASING, Change.ADVANCE_CHECKPOINT): BundleState.RELEASING,
             (BundleState.RELEASING, Change.TRANSFER): BundleState.ASSIGNING,
@@ -55,6 +59,10 @@ BUNDLES: StateTable[BundleState | None, Change] = StateTable(
             (BundleState.SPLITTING, Change.DIVIDE): BundleState.DELETED,
             (BundleState.SPLITTING, Change.CALL_OFF): BundleState.FREE,
             (BundleState.SPLITTING, Change.OVERRIDE): BundleState.ASSIGNING,
+            (BundleState.MERGING, Change.UNITE): BundleState.DELETED,
+            (BundleState.MERGING, Change.KEEP): BundleState.OWNED,
+            (BundleState.MERGING, Change.CALL_OFF): BundleState.FREE,
+            (BundleState.MERGING, Change.OVERRIDE): BundleState.ASSIGNING,
         }
     ),
 )

@@ -1,4 +1,4 @@
-"""Bundles whose transfer or split does not progress.
+"""Bundles whose transfer, split or merge does not progress.
 
 Owns: `StuckStates`: which bundles have been in transition for too long although the acting
 incarnation is registered, and the remedy. Imports: metadata.records. Pure. Source: PIP-192's
@@ -34,6 +34,7 @@ REMEDIES: Mapping[BundleState, Remedy] = {
     BundleState.ASSIGNING: Remedy.REPLACE,
     BundleState.RELEASING: Remedy.FENCE,
     BundleState.SPLITTING: Remedy.FENCE,
+    BundleState.MERGING: Remedy.FENCE,
 }
 
 

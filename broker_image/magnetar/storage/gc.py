@@ -36,13 +36,13 @@ class BundleFacts:
     """What the store says of one bundle: its record (None: there is none) and its manifest (None:
     it cannot be read).
 
-    `deleted` as `is_over` says. `children` are the bundles that splits have made of it.
+    `deleted` as `is_over` says. `heirs` are the bundles that have what a Deleted one wrote.
     """
 
     record: BundleRecord | None
     manifest: Manifest | None
     deleted: bool = False
-    children: tuple[str, ...] = ()
+    heirs: tuple[str, ...] = ()
 
     def lists(self, file: LogFile) -> bool:
         """Whether the bundle's manifest names the log file, or may do so."""
@@ -76,32 +76,35 @@ def is_over(
 
     Why that stays true. Without a record, or with a Deleted one, every term that wrote into the
     files has ended, and one that begins later starts behind them, with topics of its own. A bundle
-    ends in two ways. It was split: then its children have what it wrote, and its namespace, for as
-    long as it exists, has bundles that leave no gap in its range (`children_of`). Or it was retired
-    with its namespace. So it is over when the namespace is gone, or has neither such children nor,
-    by a record that is not there (no client may have looked the bundle up yet), the bundle itself.
-    A namespace may also have lost its record while topics of it exist, and have got it back with
-    other boundaries: then children that hold them have records, and keep what their parent wrote.
+    ends in two ways. It was split or merged: then others have what it wrote (`heirs_of`). One
+    transaction gave them records and ended its own, and so did every later split and merge of
+    theirs: in every state of the store, all of its range has records that are not Deleted, until
+    these are retired. Or it was retired with its namespace. So it is over when no such record
+    shares a hash with it, and the namespace is gone, or does not have, by a record that is not
+    there (no client may have looked the bundle up yet), the bundle itself. A namespace may also
+    have lost its record while topics of it exist, and have got it back with other boundaries: then
+    bundles that hold them have records, and keep what was written before.
     """
-    if any(
-        other.state is not BundleState.DELETED and _within(name, bundle)
-        for name, other in records.items()
+    if (record is not None and record.state is not BundleState.DELETED) or heirs_of(
+        bundle, records
     ):
         return False
-    if current is None:
-        return True
-    return not children_of(bundle, current) and (record is not None or bundle not in current)
+    return current is None or record is not None or bundle not in current
 
 
-def _within(name: str, bundle: BundleName) -> bool:
-    """Whether the bundle of this name lies in the range of `bundle`."""
-    if not name.startswith(f"{bundle.namespace}/"):
-        return False
-    other = BundleName.parse(name)
-    return (
-        other.namespace == bundle.namespace
-        and bundle.low <= other.low
-        and other.high <= bundle.high
+def heirs_of(bundle: BundleName, records: Mapping[str, BundleRecord]) -> tuple[str, ...]:
+    """The other bundles that share hashes with `bundle` and are not Deleted, as one state of the
+    store has them: splits and merges have given them what a Deleted one wrote."""
+    prefix = f"{bundle.namespace}/"
+    return tuple(
+        sorted(
+            name
+            for name, record in records.items()
+            if record.state is not BundleState.DELETED
+            and name.startswith(prefix)
+            and (other := BundleName.parse(name)) != bundle
+            and bundle.overlaps(other)
+        )
     )
 
 
@@ -126,22 +129,22 @@ def has_passed(
         return False
     if found.deleted:
         return True
-    if found.children or (found.record is not None and found.record.state is BundleState.DELETED):
-        # Split: what it wrote is its children's, whose manifests began with what its own listed of
-        # theirs; all of them must have passed.
-        return bool(found.children) and all(
-            _child_has_passed(child, facts, file, epochs) for child in found.children
+    if found.heirs or (found.record is not None and found.record.state is BundleState.DELETED):
+        # Split or merged: what it wrote is its heirs', whose manifests began with what its own
+        # listed of theirs; all of them must have passed.
+        return bool(found.heirs) and all(
+            _heir_has_passed(heir, facts, file, epochs) for heir in found.heirs
         )
     return found.covered(file[1], epochs)
 
 
-def _child_has_passed(
-    child: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]
+def _heir_has_passed(
+    heir: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]
 ) -> bool:
-    """As `has_passed`; a child has a record from the first: without it the facts are of
+    """As `has_passed`; an heir has a record from the first: without it the facts are of
     different moments."""
-    found = facts.get(child)
-    return found is not None and found.record is not None and has_passed(child, facts, file, epochs)
+    found = facts.get(heir)
+    return found is not None and found.record is not None and has_passed(heir, facts, file, epochs)
 
 
 def dead_log_files(
@@ -203,14 +206,16 @@ def superseded_checkpoints(
     record will point to any more.
 
     One that is newer than the one pointed to may be on its way into the record, as long as the term
-    that wrote it has not ended. `pointed_to` are those that any record names: bundles that were
-    split from this one begin with its checkpoint.
+    that wrote it has not ended; or into that of a bundle that this one is merged into.
+    `pointed_to` are those that any record names: bundles that were split or merged from this one
+    begin with its checkpoint.
     """
     if record is None:
         return []
     free = [name for name in listed if name not in pointed_to]
     if record.state is BundleState.DELETED:
-        # its last term is over, and its children, which exist if it was split, do not name them
+        # its last term is over, and its heirs, which exist if it was split or merged, do not name
+        # them
         return sorted(free)
     pointed = record.checkpoint.object if record.checkpoint is not None else ""
     # of the bundle that this one was split from, until it has a checkpoint of its own
@@ -241,31 +246,31 @@ def manifests_of_the_dead(
     `pointed_to`: bundles that have a manifest.
 
     Read in this order: the lists, then the intents, then the records, then the pointers. A Deleted
-    bundle has nothing to be read from a manifest: it was split, and the children's took over its
-    list in the transaction that made it Deleted, or it was retired with its namespace, whose
-    deletion took its topics first. A next incarnation of it, if there is one, starts with the
+    bundle has nothing to be read from a manifest: it was split or merged, and the manifests of its
+    heirs took over its list in the transaction that made it Deleted, or it was retired with its
+    namespace, whose deletion took its topics first. A next incarnation of it, if there is one, starts with the
     manifest that the store points to. So nothing is lost if the store can never point to one of
     these objects. Its writer reads the pointer first, and commits by comparing that; with a
     manifest at hand, by comparing a pointer that is gone. Who found none (a paused former owner, a
-    job that was planned long ago, a split) compares more:
+    job that was planned long ago, a split, a merge) compares more:
 
     - a broker that covers log files: its bundle's record as it was when its own term was in it,
       which the Deleted one has replaced;
     - a rewrite, and a job: its intent, which was there before the object, and is not there any more
       (bundles with intents keep everything);
-    - a split, which writes for children to come: the Splitting record of the parent, which was
-      there before the object (namespaces in which a
-      bundle is being split keep everything).
+    - a split or a merge, which writes for bundles to come: the Splitting or Merging record of a
+      parent, which was there before the object (namespaces in which a bundle is being split or
+      merged keep everything).
 
     A late commit may still make a pointer for a Deleted bundle: it goes first, by comparison
     (`GarbageCollector`), and until then everything is kept. What an incarnation that began after
     the records were read writes is not in the lists. In a store that is being filled, or was lost,
     nothing is Deleted.
     """
-    splitting = {
+    changing = {
         BundleName.parse(name).namespace
         for name, record in records.items()
-        if record.state is BundleState.SPLITTING
+        if record.state in (BundleState.SPLITTING, BundleState.MERGING)
     }
     kept = {intent.bundle for intent in intents} | set(pointed_to)
     dead = [
@@ -278,7 +283,7 @@ def manifests_of_the_dead(
     return sorted(
         found
         for name in dead
-        if BundleName.parse(name).namespace not in splitting
+        if BundleName.parse(name).namespace not in changing
         for found in by_bundle[name]
     )
 
@@ -327,25 +332,6 @@ def listed_in(manifest: Manifest) -> frozenset[str]:
     """Names of the log files and segments that a manifest lists."""
     files = {names.log_file(entry.incarnation, entry.file) for entry in manifest.level0}
     return frozenset(files.union(segment.object for segment in segments_of(manifest)))
-
-
-def children_of(bundle: BundleName, others: Iterable[BundleName]) -> tuple[str, ...]:
-    """The bundles that a split has made of `bundle`: those of its namespace within its range. ()
-    if they leave a gap."""
-    within = sorted(
-        (other.low, other.high, str(other))
-        for other in others
-        if other.namespace == bundle.namespace
-        and other != bundle
-        and bundle.low <= other.low
-        and other.high <= bundle.high
-    )
-    reached = bundle.low
-    for low, high, _ in within:
-        if low > reached:
-            return ()
-        reached = max(reached, high)
-    return tuple(name for _, _, name in within) if reached >= bundle.high else ()
 
 
 # --- time -----------------------------------------------------------------------------------------

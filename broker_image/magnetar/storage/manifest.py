@@ -145,6 +145,22 @@ class Manifest:
             self, bundle=str(child), generation=generation, level0=level0, topics=topics
         )
 
+    def merged_with(self, other: Manifest, bundle: BundleName, generation: int) -> Manifest:
+        """What a bundle that is merged from these two begins with: the topics and log files of
+        both. It covers what both have covered, so that nothing of either is left out later."""
+        known = {(file.incarnation, file.file): file for file in self.level0}
+        for file in other.level0:
+            listed = known.get((file.incarnation, file.file))
+            epochs = {*file.epochs, *(listed.epochs if listed is not None else ())}
+            known[file.incarnation, file.file] = dataclasses.replace(
+                file, epochs=tuple(sorted(epochs))
+            )
+        covered = None
+        if self.covered is not None and other.covered is not None:
+            covered = min(self.covered, other.covered)
+        topics = {**self.topics, **other.topics}
+        return Manifest(str(bundle), generation, tuple(known.values()), topics, covered)
+
     def with_topic(self, name: str, segments: TopicSegments) -> Manifest:
         """This manifest with one topic replaced."""
         return dataclasses.replace(self, topics={**self.topics, name: segments})

@@ -2,7 +2,7 @@
 
 Owns: the scenario `run(seed)`: the tracer's, with producers that send most of the load to one
 topic, a planner that decides twice a second and limits at which bundles are split; brokers crash at
-every step of a decision, a move and a split. Imports: the kernel, the tracer. Invariants: those of
+every step of a decision, a move, a split and a merge. Imports: the kernel, the tracer. Invariants: those of
 the tracer.
 """
 
@@ -49,6 +49,7 @@ STEPS = (
     "takeover",
     "balance.split",
     "bundle.split",
+    "bundle.merged",
 )
 CRASH_SHARE = 0.08
 

@@ -101,7 +101,7 @@ def children_begin_without_files(patch: Patch) -> None:
 
 def files_of_the_parent_go_with_it(patch: Patch) -> None:
     """A log file that lists a bundle goes when that was split, whatever the children still list."""
-    patch.setattr(collection, "_child_has_passed", lambda *_facts: True)
+    patch.setattr(collection, "_heir_has_passed", lambda *_facts: True)
 
 
 def checkpoints_of_the_parent_go_with_it(patch: Patch) -> None:

@@ -200,7 +200,7 @@ def homeless(cluster: Cluster) -> list[str]:
     ]
     for name, record in cluster.bundle_records().items():
         if record.state is BundleState.DELETED:
-            continue  # it was split: its children are there
+            continue  # it was split or merged: others have its topics
         if record.state is not BundleState.OWNED or record.incarnation not in registered:
             found.append(f"{name}: {record.state} by {record.incarnation}")
     return found

@@ -1,6 +1,6 @@
 """The brokers of the tracer scenarios, and what is watched in them.
 
-Owns: `Cluster` (three real brokers on simulated ports; planned moves, splits, graceful stops and
+Owns: `Cluster` (three real brokers on simulated ports; planned moves, splits, merges, graceful stops and
 cordons that it makes by itself), its small sizes, and `Evidence`, the counts that prove what a run
 went through. Imports: the kernel, magnetar.ownership, magnetar.broker. Receipts and recoveries
 reach the history through wrappers around two production functions, put on for the length of one
@@ -135,7 +135,7 @@ class SimulatedUsage:
 
 
 class Cluster(World):
-    """A world with three brokers. `exercise`: they also move and split bundles and stop by
+    """A world with three brokers. `exercise`: they also move, split and merge bundles and stop by
     themselves, until `settle`.
 
     What `patch` changes holds while the world is open.
@@ -213,9 +213,11 @@ class Cluster(World):
             ended = asyncio.ensure_future(broker.ended())
             leaving = asyncio.ensure_future(self._work(broker, environment))
             splitting = asyncio.ensure_future(self._split_now_and_then(broker, environment))
+            merging = asyncio.ensure_future(self._merge_now_and_then(broker))
             await asyncio.wait([ended, leaving], return_when=asyncio.FIRST_COMPLETED)
             leaving.cancel()
             splitting.cancel()
+            merging.cancel()
             if not ended.done():
                 self.evidence.counts["graceful stop"] += 1
                 await broker.stop()
@@ -250,6 +252,24 @@ class Cluster(World):
                 with contextlib.suppress(MagnetarError, TimeoutError):
                     async with asyncio.timeout(MOVE_TIMEOUT_S):
                         await self._split(broker, environment)
+
+    async def _merge_now_and_then(self, broker: Broker) -> None:
+        """Beside everything else: make one bundle of two neighbours of this broker."""
+        chance = random.Random(f"{self.seed}/merges/{broker.incarnation}")
+        while True:
+            await asyncio.sleep(chance.uniform(1.0, 4.0))
+            served = sorted(broker.ownership.owned.items())
+            pairs = [
+                known.name
+                for name, known in served
+                for _, other in served
+                if known.name.namespace == other.name.namespace
+                and known.name.high == other.name.low
+            ]
+            if self.exercise and pairs:
+                with contextlib.suppress(MagnetarError, TimeoutError):
+                    async with asyncio.timeout(MOVE_TIMEOUT_S):
+                        await broker.ownership.merge(chance.choice(pairs), "exercise")
 
     async def _split(self, broker: Broker, environment: Environment) -> None:
         """Divide one of the broker's bundles, most often one with topics, in the middle or where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from magnetar.metadata.records import (
 )
 from magnetar.names import BundleName
 from magnetar.ownership import rules as rules
+from magnetar.ownership.merges import Neighbours
 from magnetar.ownership.rules import TransitionRefused
 from magnetar.ownership.states import BUNDLES, Change, states_that_allow
 
@@ -136,7 +138,7 @@ def test_a_split_whose_owner_died_has_not_happened() -> None:
 
 def test_a_split_that_is_called_off_leaves_the_bundle_free() -> None:
     """Its owner's term is over: whoever is asked next begins one, the same broker too."""
-    free = rules.split_called_off(splitting(), "no namespace", end=LogPosition(0, 50))
+    free = rules.called_off(splitting(), "no namespace", end=LogPosition(0, 50))
     assert (free.state, free.incarnation, free.boundaries, free.epoch) == (
         BundleState.FREE,
         "",
@@ -148,6 +150,83 @@ def test_a_split_that_is_called_off_leaves_the_bundle_free() -> None:
         LogRange(A, LogPosition(0, 10), LogPosition(0, 50)),
         LogRange(A, LogPosition(0, 50), None),
     )
+
+
+LEFT, RIGHT = (
+    BundleName(PARENT.namespace, 0, 1 << 30),
+    BundleName(PARENT.namespace, 1 << 30, 1 << 31),
+)
+PAIR = Neighbours(LEFT, RIGHT)
+
+
+def owned_in(epoch: int) -> BundleRecord:
+    """A bundle of A whose term began at 10 of its log."""
+    return rules.own(rules.assign(None, A, ""), A, epoch=epoch, start=LogPosition(0, 10))
+
+
+def merging(left: int = 7, right: int = 5) -> tuple[BundleRecord, BundleRecord]:
+    """Two neighbours of these epochs, about to be merged."""
+    return rules.merge(owned_in(left), owned_in(right), PAIR, "cold")
+
+
+BOTH = CheckpointPointer("x", A, LogPosition(0, 40))
+
+
+def test_a_merged_bundle_recovers_all_that_its_parents_would() -> None:
+    """One checkpoint of both, and from its position on the log of both terms, the older first; then
+    its own, in an epoch above both."""
+    left, right = merging()
+    assert (left.state, left.boundaries) == (BundleState.MERGING, (0, 1 << 30, 1 << 31))
+    end = LogPosition(0, 90)
+    deleted, whole = rules.merged(left, right, PAIR, epoch=9, end=end, checkpoint=BOTH)
+    assert [(record.state, record.epoch, record.chain) for record in deleted] == [
+        (BundleState.DELETED, 7, ()),
+        (BundleState.DELETED, 5, ()),
+    ]
+    assert (whole.state, whole.incarnation, whole.epoch, whole.epochs) == (
+        BundleState.OWNED,
+        A,
+        9,
+        (5, 7, 9),
+    )
+    written = LogRange(A, BOTH.position, end)
+    assert whole.chain == (written, written, LogRange(A, end, None))
+    assert (whole.checkpoint, whole.boundaries) == (BOTH, ())
+
+
+def test_siblings_that_are_merged_share_the_range_of_their_term() -> None:
+    """Children of one split have one epoch, whose records are replayed once."""
+    left, right = merging(7, 7)
+    end = LogPosition(0, 90)
+    _, whole = rules.merged(left, right, PAIR, epoch=9, end=end, checkpoint=BOTH)
+    assert whole.epochs == (7, 9)
+    assert whole.chain == (LogRange(A, BOTH.position, end), LogRange(A, end, None))
+
+
+def test_a_merge_that_is_called_off_leaves_both_bundles() -> None:
+    """Before RELEASE in service, in their terms; after it free."""
+    left, _ = merging()
+    kept = rules.merge_kept_apart(left)
+    assert replace(kept, reason=owned_in(7).reason) == owned_in(7)
+    free = rules.called_off(left, "no namespace", end=LogPosition(0, 50))
+    assert (free.state, free.incarnation, free.boundaries, free.epoch) == (
+        BundleState.FREE,
+        "",
+        (),
+        7,
+    )
+    taken = rules.override(left, B, owner_is_dead=True, reason="a is gone")
+    assert (taken.state, taken.boundaries, taken.chain) == (
+        BundleState.ASSIGNING,
+        (),
+        owned_in(7).chain,
+    )
+
+
+def test_a_merged_bundle_keeps_the_longer_pin() -> None:
+    left, right = rules.merge(rules.pin(owned_in(7), 50), rules.pin(owned_in(5), 90), PAIR, "x")
+    _, whole = rules.merged(left, right, PAIR, epoch=9, end=LogPosition(0, 90), checkpoint=BOTH)
+    assert whole.pinned_until_ms == 90
 
 
 def test_a_bundle_that_nobody_has_is_retired_and_a_next_life_owes_it_nothing() -> None:
@@ -219,7 +298,37 @@ REFUSED = {
         splitting(), PARENT, epoch=7, end=LogPosition(0, 50)
     ),
     "release of a split": lambda: rules.release(splitting(), B, ""),
-    "called off without a request": lambda: rules.split_called_off(
+    "merge of bundles of two owners": lambda: rules.merge(
+        owned_in(7),
+        rules.own(rules.assign(None, B, ""), B, epoch=8, start=LogPosition(0, 10)),
+        PAIR,
+        "",
+    ),
+    "merge while splitting": lambda: rules.merge(splitting(), owned_in(8), PAIR, ""),
+    "split while merging": lambda: rules.split(merging()[0], LEFT, (1 << 20,), ""),
+    "release while merging": lambda: rules.release(merging()[0], B, ""),
+    "merged without a request": lambda: rules.merged(
+        owned_in(7), merging()[1], PAIR, epoch=9, end=LogPosition(0, 90), checkpoint=BOTH
+    ),
+    "merged in the term of a parent": lambda: rules.merged(
+        *merging(), PAIR, epoch=7, end=LogPosition(0, 90), checkpoint=BOTH
+    ),
+    "merged from a checkpoint before a term": lambda: rules.merged(
+        *merging(),
+        PAIR,
+        epoch=9,
+        end=LogPosition(0, 90),
+        checkpoint=CheckpointPointer("x", A, LogPosition(0, 9)),
+    ),
+    "merged from a checkpoint of another": lambda: rules.merged(
+        *merging(),
+        PAIR,
+        epoch=9,
+        end=LogPosition(0, 90),
+        checkpoint=CheckpointPointer("x", B, LogPosition(0, 40)),
+    ),
+    "kept apart without a request": lambda: rules.merge_kept_apart(owned_in(7)),
+    "called off without a request": lambda: rules.called_off(
         owned_by(A), "", end=LogPosition(0, 50)
     ),
     "checkpoint by a stranger": lambda: rules.advance_checkpoint(
@@ -256,7 +365,7 @@ ENDS_OF_PINS = {
         owned, C, owner_is_dead=True, reason="b is gone"
     ),
     "being taken back": lambda owned: rules.pin(owned, 0),
-    "a split called off": lambda owned: rules.split_called_off(
+    "a split called off": lambda owned: rules.called_off(
         rules.split(owned, PARENT, (1 << 30,), "test"), "full", end=LogPosition(0, 70)
     ),
 }

@@ -1,5 +1,5 @@
-"""Where bundles are divided: Pulsar's vectors, and a namespace that is split, moved and
-overridden at random."""
+"""Where bundles are divided: Pulsar's vectors, and a namespace whose bundles are split, merged,
+moved and overridden at random."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from magnetar.names import (
 )
 from magnetar.ownership import rules as rules
 from magnetar.ownership import splits
+from magnetar.ownership.merges import Neighbours, without_edge
 from magnetar.ownership.states import Change, states_that_allow
 
 NAMESPACE = NamespaceName("public", "default")
@@ -112,8 +113,8 @@ BROKERS = ("a-1", "b-1", "c-1")
 
 
 class Namespace(RuleBasedStateMachine):
-    """Bundles of one namespace that are assigned, owned, moved, overridden, shortened and split,
-    each call with any of them.
+    """Bundles of one namespace that are assigned, owned, moved, overridden, shortened, split and
+    merged, each call with any of them.
 
     Each hash of HASHES gets a mark in every term, and a model of what its records must still
     recover: all marks of all terms.
@@ -228,9 +229,7 @@ class Namespace(RuleBasedStateMachine):
             item for item in self.records.items() if item[1].state is BundleState.SPLITTING
         )
         if pick % 5 == 0:
-            self.write(
-                name, rules.split_called_off(record, "test", end=self.place(record.incarnation))
-            )
+            self.write(name, rules.called_off(record, "test", end=self.place(record.incarnation)))
             return
         deleted, children = rules.divided(
             record, name, epoch=self.revision, end=self.place(record.incarnation)
@@ -240,9 +239,71 @@ class Namespace(RuleBasedStateMachine):
         self.boundaries = after
         self.write(name, deleted)
         for child, owned in children.items():
-            assert child not in self.records
+            before = self.records.get(child)
+            assert before is None or before.state is BundleState.DELETED
             self.records[child] = owned
             self.began(child, owned)
+
+    @rule(pick=st.integers(0, 99))
+    def begin_merge(self, pick: int) -> None:
+        found = bundles_of(NAMESPACE, self.boundaries)
+        at = pick % len(found)
+        if at + 1 == len(found):
+            return
+        pair = Neighbours(found[at], found[at + 1])
+        records = [self.records.get(name) for name in (pair.left, pair.right)]
+        left, right = records
+        if left is None or right is None or {left.state, right.state} != {BundleState.OWNED}:
+            return
+        if left.incarnation == right.incarnation:
+            merging = rules.merge(left, right, pair, "test")
+            self.write(pair.left, merging[0])
+            self.records[pair.right] = merging[1]
+
+    @precondition(
+        lambda self: any(record.state is BundleState.MERGING for record in self.records.values())
+    )
+    @rule(pick=st.integers(0, 99))
+    def end_merge(self, pick: int) -> None:
+        low, edge, high = next(
+            record.boundaries
+            for record in self.records.values()
+            if record.state is BundleState.MERGING
+        )
+        pair = Neighbours(bundle(low, edge), bundle(edge, high))
+        left, right = (self.records[name] for name in (pair.left, pair.right))
+        if {left.state, right.state} != {BundleState.MERGING}:
+            return  # one of them was taken: the owner of both is fenced
+        if pick % 5 == 0:
+            for name in (pair.left, pair.right):
+                self.write(name, rules.merge_kept_apart(self.records[name]))
+            return
+        owner = left.incarnation
+        self.checkpoints += 1
+        pointer = CheckpointPointer(f"{pair.merged}/{self.checkpoints}", owner, self.place(owner))
+        end = self.place(owner)
+        if pick % 5 == 1:
+            for name in (pair.left, pair.right):
+                self.write(name, rules.called_off(self.records[name], "test", end=end))
+            return
+        self.covered[pointer.object] = {
+            term
+            for record in (left, right)
+            for term in (
+                *record.epochs,
+                *(self.covered.get(record.checkpoint.object, ()) if record.checkpoint else ()),
+            )
+        }
+        deleted, whole = rules.merged(
+            left, right, pair, epoch=self.revision, end=end, checkpoint=pointer
+        )
+        after = without_edge(self.boundaries, pair)
+        assert after is not None
+        self.boundaries = after
+        for name, record in zip((pair.left, pair.right), deleted, strict=True):
+            self.write(name, record)
+        self.records[pair.merged] = whole
+        self.began(pair.merged, whole)
 
     @invariant()
     def every_hash_falls_into_one_live_bundle(self) -> None:

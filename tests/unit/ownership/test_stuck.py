@@ -25,6 +25,7 @@ def test_a_destination_is_replaced_and_a_source_is_fenced() -> None:
         "assigning": record(BundleState.ASSIGNING),
         "releasing": record(BundleState.RELEASING),
         "splitting": record(BundleState.SPLITTING),
+        "merging": record(BundleState.MERGING),
         "owned": record(BundleState.OWNED),
         "free": record(BundleState.FREE, ""),
         "orphan": record(BundleState.ASSIGNING, "gone.1"),
@@ -37,6 +38,7 @@ def test_a_destination_is_replaced_and_a_source_is_fenced() -> None:
         "assigning": Remedy.REPLACE,
         "releasing": Remedy.FENCE,
         "splitting": Remedy.FENCE,
+        "merging": Remedy.FENCE,
     }
 
 

@@ -323,7 +323,7 @@ def passed(name: str) -> BundleFacts:
 def test_a_split_bundle_has_passed_when_all_its_children_have() -> None:
     """And not while one of them lists the file, or is not known."""
     parent = BundleFacts(
-        BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 2), children=CHILDREN
+        BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 2), heirs=CHILDREN
     )
     first, second = (passed(name) for name in CHILDREN)
     facts = {BUNDLES[0]: parent, CHILDREN[0]: first, CHILDREN[1]: second}
@@ -356,7 +356,7 @@ def test_a_bundle_whose_manifest_cannot_be_read_keeps_what_it_may_list_and_what_
         other
     ]
     parent = BundleFacts(
-        BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 0), children=CHILDREN
+        BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 0), heirs=CHILDREN
     )
     split = {
         BUNDLES[0]: parent,
@@ -390,8 +390,8 @@ DEAD = BundleRecord(BundleState.DELETED, 5)
             DEAD,
             (*CHILDREN, BUNDLES[1]),
             {},
-            False,
-            id="it was split, and nobody has asked for a child",
+            True,
+            id="its namespace is there again, divided as it was: the children of a split have records",
         ),
         pytest.param(
             DEAD,
@@ -402,6 +402,20 @@ DEAD = BundleRecord(BundleState.DELETED, 5)
         ),
         pytest.param(
             None, ("t/n/0x00000000_0xffffffff",), {}, True, id="the same, and forgotten since"
+        ),
+        pytest.param(
+            DEAD,
+            ("t/n/0x00000000_0xffffffff",),
+            {"t/n/0x00000000_0xffffffff": owned()},
+            False,
+            id="it was merged",
+        ),
+        pytest.param(
+            DEAD,
+            ("t/n/0x00000000_0x40000000", "t/n/0x40000000_0xffffffff"),
+            {"t/n/0x40000000_0xffffffff": owned(), CHILDREN[0]: DEAD},
+            False,
+            id="it was split, and one of its children was merged with a neighbour",
         ),
         pytest.param(
             DEAD,
@@ -458,7 +472,7 @@ def test_a_child_without_a_record_has_not_passed() -> None:
     """The facts were read at different moments: whatever its manifest says, nobody knows its
     chain."""
     parent = BundleFacts(
-        BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 0), children=CHILDREN
+        BundleRecord(BundleState.DELETED, 5), Manifest(BUNDLES[0], 0), heirs=CHILDREN
     )
     second = BundleFacts(None, Manifest(CHILDREN[1], 3, covered=(9, 0)))
     assert (
@@ -471,16 +485,24 @@ def test_a_child_without_a_record_has_not_passed() -> None:
 
 def test_a_parent_whose_record_is_gone_has_passed_with_its_children() -> None:
     """A key that names it was written late."""
-    parent = BundleFacts(None, Manifest(BUNDLES[0], 0), children=CHILDREN)
+    parent = BundleFacts(None, Manifest(BUNDLES[0], 0), heirs=CHILDREN)
     facts = {BUNDLES[0]: parent, **{name: passed(name) for name in CHILDREN}}
     assert dead_log_files(SEALED, facts) == [FILE]
 
 
-def test_children_must_leave_no_gap() -> None:
-    parent = BundleName.parse(BUNDLES[0])
-    others = [BundleName.parse(name) for name in (*CHILDREN, BUNDLES[1])]
-    assert collection.children_of(parent, others) == CHILDREN
-    assert collection.children_of(parent, others[:1]) == ()
+def test_heirs_are_the_living_bundles_that_share_its_hashes() -> None:
+    """However it was split and merged since, and its parts with others."""
+    beyond = "t/n/0x40000000_0xc0000000"
+    records = {
+        BUNDLES[0]: DEAD,
+        CHILDREN[0]: owned(),
+        CHILDREN[1]: DEAD,
+        beyond: owned(),
+        "t/n/0xc0000000_0xffffffff": owned(),
+        CHILDREN[0].replace("t/n", "t/m"): owned(),
+    }
+    assert collection.heirs_of(BundleName.parse(BUNDLES[0]), records) == (CHILDREN[0], beyond)
+    assert collection.heirs_of(BundleName.parse(CHILDREN[1]), records) == (beyond,)
 
 
 # --- objects --------------------------------------------------------------------------------------

@@ -146,9 +146,11 @@ def _state(facts: Facts) -> str:
         )
     if state == "Splitting":
         return f"{who} is splitting it; its children are served by {who} next."
+    if state == "Merging":
+        return f"{who} is merging it with its neighbour; both are one bundle of {who} next."
     if state == "Deleted":
         return (
-            "It was split: its children have its topics. Or its namespace was deleted, and no "
+            "It was split or merged: other bundles have its topics. Or its namespace was deleted, and no "
             "client has asked for it since."
         )
     return (

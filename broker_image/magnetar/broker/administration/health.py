@@ -61,7 +61,7 @@ class Health:
                 "pinned_until_ms": viewed.record.pinned_until_ms,
             }
             for name, viewed in sorted(views.bundles.items.items())
-            if viewed.record.state is not BundleState.DELETED  # its children are listed
+            if viewed.record.state is not BundleState.DELETED  # those that replace it are listed
         ]
         return {
             "incarnation": broker.incarnation,

@@ -57,6 +57,13 @@ class Assigner:
         self.leaving = False
         self._others_missing_until = 0.0
 
+    def require_staying(self, bundle: str) -> None:
+        """Nothing new begins at a broker that is leaving. Raises ServiceNotReady."""
+        if self.leaving:
+            raise ServiceNotReady(
+                f"bundle {bundle} is being unloaded: this broker is stopping; ask its next owner"
+            )
+
     def distrust_absence(self) -> None:
         """Our own registration is gone: others may be missing for the same reason, so no bundle
         with an owner is an orphan for now."""

@@ -318,9 +318,12 @@ class OwnedBundle:
         encoded = encode_term(epoch=self.epoch, bundle=str(self.name), state=record.encode())
         self.append(encoded, None)
 
-    async def write_checkpoint(self, position: LogPosition) -> tuple[CheckpointPointer, int]:
-        """Write the bundle's state as an object that covers everything before `position` of our
-        log, which is durable; its pointer and its size in bytes.
+    async def write_checkpoint(
+        self, position: LogPosition, neighbour: OwnedBundle | None = None
+    ) -> tuple[CheckpointPointer, int]:
+        """Write the bundle's state, and that of a neighbour that it is to be merged with, as an
+        object that covers everything before `position` of our log, which is durable; its pointer
+        and its size in bytes.
 
         The state is taken topic by topic, with turns for other work, so it may hold later records
         too: replaying those changes nothing. A topic whose creation lies behind `position` is left
@@ -329,8 +332,9 @@ class OwnedBundle:
         self._checkpoints += 1
         incarnation, paused_at = self.context.incarnation, 0
         encoder = CheckpointEncoder(str(self.name), self.epoch, incarnation, position)
-        for name in sorted(self.topics):
-            host = self.topics.get(name)
+        others: Mapping[str, TopicHost] = neighbour.topics if neighbour is not None else {}
+        for name in sorted((*self.topics, *others)):
+            host = self.topics.get(name) or others.get(name)
             if host is None or (
                 host.created_at is not None and host.created_at >= (position.file, position.offset)
             ):
@@ -383,7 +387,7 @@ class OwnedBundle:
 
     def freeze(self, *, buffering: bool = False) -> None:
         """Stop publishing and delivery: the bundle is leaving. With `buffering`, what its clients
-        send waits for its children."""
+        send waits for the bundles that replace it."""
         if buffering:
             self.buffered = SplitBuffer(self.context.settings.split_buffered_bytes_max)
         self.cursors.stop()
@@ -404,8 +408,8 @@ class OwnedBundle:
         return self.context.log.position
 
     def take_over(self, parent: OwnedBundle) -> None:
-        """Continue the topics of `parent` that fall into this bundle, with their clients: its term
-        has ended in our log. What was acknowledged since the freeze is written in this term."""
+        """Continue the topics of `parent`, which was split or merged, that fall into this bundle, with
+        their clients: its term has ended in our log. What was acknowledged since the freeze is written in this term."""
         assert not parent.serving
         for name, host in parent.topics.items():
             if self.name.contains(host.name):

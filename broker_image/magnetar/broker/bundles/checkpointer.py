@@ -162,9 +162,13 @@ class Checkpointer:
 
     async def cover(self, name: str) -> None:
         """Make everything acknowledged so far in a bundle readable from sealed, manifest-listed
-        files. Raises NotOwner, StorageError."""
+        files. Raises NotOwner, ServiceNotReady, StorageError."""
         owned, viewed = self._served.get(name), self._records.get(name)
         if owned is None or viewed is None or not owned.serving:
             raise NotOwner(f"bundle {name} is not served by this broker; ask its owner")
         position = await self._roller.roll("requested", always=True)
+        now = self._records.get(name)
+        if now is not None and now.record.state is BundleState.MERGING:
+            # Both manifests must have taken in the same files: a place of its own is taken first.
+            raise ServiceNotReady(f"bundle {name} is being merged; try again in a moment")
         await owned.catalog.cover(viewed.record, position)

@@ -28,6 +28,7 @@ from magnetar.broker.bundles.checkpointer import Checkpointer
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.liveness import Liveness
 from magnetar.broker.bundles.log_rolling import LogRoller
+from magnetar.broker.bundles.merging import Merger
 from magnetar.broker.bundles.records import BundleRecords
 from magnetar.broker.bundles.recovery.bundle_recovery import noted_lengths
 from magnetar.broker.bundles.recovery.log_scans import LogScans
@@ -60,6 +61,8 @@ T = TypeVar("T")
 
 LOOK_AGAIN_S = 1.0
 STORE_RETRY_S = 0.1
+NAMED = (BundleState.OWNED, BundleState.SPLITTING, BundleState.MERGING)
+"""States in which clients may be sent to the owner."""
 
 
 class Ownership:
@@ -107,9 +110,10 @@ class Ownership:
             self.assigner,
         )
         self.move, self.pin = self._releaser.request, self._releaser.pin
-        self._splitter = Splitter(
-            context, views, self._records, self._served, self._events, self._make
-        )
+        parts = (context, views, self._records, self._served, self._events, self._make)
+        self._splitter = Splitter(*parts, self.assigner)
+        self._merger = Merger(*parts, self.assigner, self._roller)
+        self.split, self.merge = self._splitter.request, self._merger.request
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
             view.listen(lambda _names: self._events.all_changed())
@@ -146,11 +150,13 @@ class Ownership:
         return bundle_of(name, record.boundaries, topic.hash)
 
     async def owner_of(self, topic: TopicName) -> IncarnationRecord:
-        """As `resolve`, for the bundle of a topic, however often it is split during the call."""
+        """As `resolve`, for the bundle of a topic, however often it is split or merged during the
+        call."""
         return await self._of_topic(topic, self.resolve)
 
     async def serving_topic(self, topic: TopicName) -> OwnedBundle:
-        """As `serving`, for the bundle of a topic, however often it is split during the call."""
+        """As `serving`, for the bundle of a topic, however often it is split or merged during the
+        call."""
         return await self._of_topic(topic, self.serving)
 
     async def _of_topic(self, topic: TopicName, ask: Callable[[BundleName], Awaitable[T]]) -> T:
@@ -182,7 +188,7 @@ class Ownership:
     async def _owner_to_name(self, name: str) -> IncarnationRecord | None:
         """The owner of a bundle, if it has one that clients may be sent to."""
         viewed = self._records.get(name)
-        if viewed is None or viewed.record.state not in (BundleState.OWNED, BundleState.SPLITTING):
+        if viewed is None or viewed.record.state not in NAMED:
             return None
         incarnation = viewed.record.incarnation
         owner = self._views.incarnations.get(incarnation)
@@ -283,7 +289,9 @@ class Ownership:
             elif state is BundleState.RELEASING and owned is not None:
                 self._work.begin(name, self._releaser.carry_out(name, owned, viewed))
             elif state is BundleState.SPLITTING and owned is not None:
-                self._work.begin(name, self._split(owned, viewed))
+                self._work.begin(name, self._reshape(self._splitter.carry_out(owned, viewed)))
+            elif state is BundleState.MERGING:
+                self._begin_merge(name)
             taken = state is BundleState.ASSIGNING  # taken from us and given back, both unseen
         else:
             taken = True
@@ -306,24 +314,19 @@ class Ownership:
             self.checkpointer.ask,
         )
 
-    # --- splitting --------------------------------------------------------------------------------
+    def _begin_merge(self, name: str) -> None:
+        """Merge this bundle with its neighbour, once no task works on either."""
+        merge = self._merger.begun(name)
+        if merge is not None and not any(map(self._work.busy, merge.names)):
+            work = self._reshape(self._merger.carry_out(merge))
+            self._work.begin(merge.names[0], work, merge.names[1])
 
-    async def split(
-        self, bundle: BundleName, boundaries: tuple[int, ...], reason: str = "split requested"
-    ) -> list[BundleName]:
-        """Divide a bundle that we own at `boundaries`; its children, which we own then. Raises
-        as `Splitter.request`."""
-        if self.assigner.leaving:
-            raise ServiceNotReady(
-                f"bundle {bundle} is being unloaded: this broker is stopping; ask its next owner"
-            )
-        return await self._splitter.request(bundle, boundaries, reason)
-
-    async def _split(self, owned: OwnedBundle, splitting: Viewed[BundleRecord]) -> None:
-        children = await self._splitter.carry_out(owned, splitting)
-        if not children:
-            self._roller.roll_soon()  # the split was called off, and the bundle has left
-        self._bundles_changed(children)  # one of them may be asked for already
+    async def _reshape(self, work: Awaitable[list[str]]) -> None:
+        """Split or merge; `work` gives the names of the new bundles."""
+        made = await work
+        if not made:
+            self._roller.roll_soon()  # it was called off, and bundles may have left
+        self._bundles_changed(made)  # one of them may be asked for already
 
     # --- our log ----------------------------------------------------------------------------------
 

@@ -34,14 +34,14 @@ class Phase(StrEnum):
 
 FOLLOWING: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
     {
-        # SERVING: a child of a bundle that was split here.
+        # SERVING: a bundle that a split or merge made here.
         Phase.ABSENT: frozenset({Phase.RECOVERING, Phase.SERVING}),
         # ABSENT: the record was replaced.
         Phase.RECOVERING: frozenset({Phase.RETRYING, Phase.COMMITTING, Phase.ABSENT}),
         Phase.RETRYING: frozenset({Phase.RECOVERING, Phase.ABSENT}),
         # ABSENT: another broker changed the record first, or our claim is gone.
         Phase.COMMITTING: frozenset({Phase.SERVING, Phase.ABSENT}),
-        # ABSENT, from here on: transferred, divided or freed; or the incarnation is over.
+        # ABSENT, from here on: transferred, divided, merged or freed; or the incarnation is over.
         Phase.SERVING: frozenset({Phase.FROZEN, Phase.ABSENT}),
         Phase.FROZEN: frozenset({Phase.RELEASED, Phase.ABSENT}),
         Phase.RELEASED: frozenset({Phase.ABSENT}),

@@ -8,6 +8,8 @@ outcome is known when `commit` returns: a lost answer is resolved by reading the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -24,6 +26,14 @@ log = structlog.get_logger(__name__)
 STORE_RETRY_S = 0.1
 
 
+class RecordChange(NamedTuple):
+    """The next record of a bundle, in place of that of revision `expected`."""
+
+    name: str
+    expected: int
+    record: BundleRecord
+
+
 class BundleRecords:
     """Records of bundles, as a broker that takes part in their transfer reads and writes them."""
 
@@ -35,7 +45,7 @@ class BundleRecords:
         return self._bundles.get(name)
 
     def settled(self, name: str) -> Viewed[BundleRecord] | None:
-        """The record of a bundle that we own and that no transfer or split is under way of."""
+        """The record of a bundle that we own and that no transfer, split or merge is under way of."""
         viewed = self._bundles.get(name)
         if viewed is None or viewed.record.incarnation != self._context.incarnation:
             return None
@@ -50,28 +60,50 @@ class BundleRecords:
     ) -> int | None:
         """One compare-and-swap under the guards; the revision, or None if it was refused. Raises
         StoreError."""
-        key, value = keys.bundle(BundleName.parse(name)), record.encode()
+        return await self._swap([RecordChange(name, expected, record)], guards)
+
+    async def _swap(
+        self, changes: Sequence[RecordChange], guards: Sequence[Compare] = ()
+    ) -> int | None:
+        written = [
+            (keys.bundle(BundleName.parse(change.name)), change.record.encode())
+            for change in changes
+        ]
+        compares = [
+            Compare(key, "mod", "=", change.expected)
+            for (key, _), change in zip(written, changes, strict=True)
+        ]
         result = await self._context.store.transact(
-            [Compare(key, "mod", "=", expected), *guards], [Put(key, value)]
+            [*compares, *guards], [Put(key, value) for key, value in written]
         )
         if not result.succeeded:
             return None
-        self._bundles.observe(name, value, result.revision)
+        for (_, value), change in zip(written, changes, strict=True):
+            self._bundles.observe(change.name, value, result.revision)
         return result.revision
 
     async def commit(self, name: str, expected: int, record: BundleRecord) -> int | None:
         """Compare-and-swap our record; its revision, or None if another broker changed it."""
+        return await self.commit_together([RecordChange(name, expected, record)])
+
+    async def commit_together(self, changes: Sequence[RecordChange]) -> int | None:
+        """As `commit`, of several records in one transaction: all of them, or none."""
         while True:
             try:
-                revision = await self.swap(name, expected, record)
+                revision = await self._swap(changes)
                 if revision is not None:
                     return revision
-                item = await self.read(name)
-                # The same value is our own write, whose answer was lost.
-                ours = item is not None and item.value == record.encode()
-                return item.mod_revision if item is not None and ours else None
+                items = [await self.read(change.name) for change in changes]
+                # The same values, of one revision, are our own write, whose answer was lost.
+                ours = {
+                    item.mod_revision
+                    if item is not None and item.value == change.record.encode()
+                    else None
+                    for item, change in zip(items, changes, strict=True)
+                }
+                return ours.pop() if len(ours) == 1 else None
             except StoreUnavailable as error:
-                log.warning("bundle.commit_unknown", bundle=name, error=str(error))
+                log.warning("bundle.commit_unknown", bundle=changes[0].name, error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def end_term(self, name: str, expected: int, record: BundleRecord) -> bool:

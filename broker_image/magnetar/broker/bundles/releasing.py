@@ -83,8 +83,9 @@ class Releaser:
             # that took the bundle from us.
             while self._served.get(name) is owned:
                 viewed = self._records.settled(name)
-                if viewed is None:
-                    break
+                if viewed is None:  # until it has left; a merge may also be called off
+                    await self._events.of(name).wait()
+                    continue
                 # now, so that it can begin to read
                 wanted = destination or await self._choose_destination(name, viewed.record)
                 pinned = pinned_until_ms if wanted == destination else 0
@@ -92,8 +93,6 @@ class Releaser:
                     viewed.record, wanted, reason=reason, pinned_until_ms=pinned
                 )
                 await self._records.commit(name, viewed.mod_revision, releasing)
-            while self._served.get(name) is owned:
-                await self._events.of(name).wait()
 
     async def pin(self, name: str, until_ms: int) -> None:
         """Have load balancing leave the bundle here until then; 0: no longer. Raises NotOwner,
@@ -103,7 +102,7 @@ class Releaser:
             viewed = self._records.settled(name)
             if viewed is None:
                 raise ServiceNotReady(
-                    f"bundle {name} is being unloaded or split; try again in a moment"
+                    f"bundle {name} is being unloaded, split or merged; try again in a moment"
                 )
             pinned = rules.pin(viewed.record, until_ms)
             if await self._records.commit(name, viewed.mod_revision, pinned) is not None:

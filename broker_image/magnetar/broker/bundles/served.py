@@ -1,6 +1,6 @@
 """The bundles that this broker serves.
 
-Owns: the table of `OwnedBundle`, which acquisition, release and split change through `begin` and
+Owns: the table of `OwnedBundle`, which acquisition, release, split and merge change through `begin` and
 `end`. Imports: bundle. Invariant: a bundle stands here from its Owned record until the
 record that ends our term is committed.
 """

@@ -1,7 +1,7 @@
-"""Requests that are buffered while a bundle is divided.
+"""Requests that are buffered while a bundle is divided or merged.
 
 Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that arrive
-between the freeze of a bundle and the start of its children. Imports: ports. Invariants: SENDs of
+between the freeze of a bundle and the start of those that replace it. Imports: ports. Invariants: SENDs of
 one producer stay in order, and none is stored behind one that was dropped: a producer that sends
 more than fits is disconnected after what is buffered of it; SENDs of a session that has ended are
 dropped, as its client sends them again.
@@ -56,7 +56,7 @@ class SplitBuffer:
             self._confirmations.append((subscription, confirmed))
 
     def request(self, size: int, again: Callable[[], None]) -> bool:
-        """A request of `size` bytes that is made `again` for the children; False if too much is
+        """A request of `size` bytes that is made `again` for what replaces the bundle; False if too much is
         buffered already."""
         if len(self._requests) >= REQUESTS_MAX or size > self._request_room:
             return False

@@ -4,7 +4,8 @@ Owns: `SplitPlanner`, which reads the store, writes the children's manifests and
 namespace allows the split; `SplitPlan`, its outcome. Imports: metadata, storage (manifests),
 reading. Invariants: a plan is committed only if nothing it read has changed; a child lists each of
 its parent's files that has entries of the child, and no other file that could be examined: the
-garbage collector keeps a file only for the bundles with entries in it.
+garbage collector keeps a file only for the bundles with entries in it; generations of the manifests
+of a range grow, also across splits and merges.
 """
 
 from __future__ import annotations
@@ -14,27 +15,19 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from magnetar.broker.bundles.boundaries import BoundariesRefused, namespace_of, revisions_of
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.reading.catalog import BundleCatalog
-from magnetar.errors import CorruptData, NotAllowed
+from magnetar.errors import CorruptData
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, ManifestPointer, NamespaceRecord
-from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put
+from magnetar.metadata.records import BundleRecord, ManifestPointer, NamespaceRecord
+from magnetar.metadata.store import Compare, Delete, Operation, Put
 from magnetar.names import BundleName, TopicName
 from magnetar.ownership.splits import children_of_split, with_boundaries
 from magnetar.storage import names
 from magnetar.storage.manifest import LevelZero, Manifest, load_manifest, write_manifest
 
 log = structlog.get_logger(__name__)
-
-GONE = frozenset({BundleState.DELETED, BundleState.FREE})
-"""States in which a range's record, left from an earlier incarnation of its namespace, makes room
-for a child."""
-
-
-class SplitRefused(NotAllowed):
-    """The bundle cannot be divided so: the namespace, or what is left of its earlier incarnation,
-    forbids it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +129,22 @@ class SplitPlanner:
 
     async def check(self, bundle: BundleName, boundaries: tuple[int, ...]) -> None:
         """Refuse before anything is written what the transaction would refuse. Raises
-        SplitRefused, StoreError."""
-        namespace, _ = await self.namespace(bundle)
+        BoundariesRefused, StoreError."""
+        namespace, _ = await namespace_of(self._store, bundle)
         after = with_boundaries(namespace.boundaries, bundle, boundaries)
         if after is None:
-            raise SplitRefused(
+            raise BoundariesRefused(
                 f"{bundle.range} is not a bundle of namespace {bundle.namespace}; GET .../bundles "
                 "lists them"
             )
         limit = self._context.settings.bundles_per_namespace_max
         if len(after) - 1 > limit:
-            raise SplitRefused(
+            raise BoundariesRefused(
                 f"namespace {bundle.namespace} would have {len(after) - 1} bundles, more than "
                 f"bundles_per_namespace_max {limit}"
             )
-        await self._revisions(bundle, children_of_split(bundle, boundaries))
+        wanted = children_of_split(bundle, boundaries)
+        await revisions_of(self._store, bundle.namespace, wanted)
         # a damaged one must be known now, not halfway
         await load_manifest(self._store, self._volume, bundle)
 
@@ -158,15 +152,15 @@ class SplitPlanner:
         self, bundle: BundleName, boundaries: tuple[int, ...], shares: FileShares
     ) -> SplitPlan:
         """Read what the transaction compares, and write the children's manifests. Raises
-        SplitRefused, StoreError, StorageError."""
-        namespace, item = await self.namespace(bundle)
+        BoundariesRefused, StoreError, StorageError."""
+        namespace, item = await namespace_of(self._store, bundle)
         after = with_boundaries(namespace.boundaries, bundle, boundaries)
         if after is None:
-            raise SplitRefused(
+            raise BoundariesRefused(
                 f"{bundle.range} is not a bundle of namespace {bundle.namespace} any more"
             )
         wanted = children_of_split(bundle, boundaries)
-        revisions = await self._revisions(bundle, wanted)
+        revisions = await revisions_of(self._store, bundle.namespace, wanted)
         manifest, _, manifest_revision = await load_manifest(self._store, self._volume, bundle)
         await shares.find(manifest.level0)
         children = []
@@ -175,9 +169,10 @@ class SplitPlanner:
             left = await self._store.get(keys.manifest(name))
             written, own, pointer_revision = "", Manifest(str(name), 0), 0
             if manifest_revision or left is not None:
-                generation = 1
+                generation = manifest.generation + 1
                 if left is not None:
-                    generation += ManifestPointer.decode(left.value).generation
+                    before = ManifestPointer.decode(left.value).generation
+                    generation = max(generation, before + 1)
                     pointer_revision = left.mod_revision
                 foreign = shares.without(manifest.level0, name)
                 own = manifest.for_child(name, generation, foreign)
@@ -194,30 +189,3 @@ class SplitPlanner:
             manifest, name, _ = await load_manifest(self._store, self._volume, child.name)
             children.append(replace(child, manifest=manifest, object=name))
         return replace(plan, children=tuple(children))
-
-    async def namespace(self, bundle: BundleName) -> tuple[NamespaceRecord, KeyValue]:
-        """The namespace as the store has it. Raises SplitRefused if it is gone."""
-        item = await self._store.get(keys.namespace(bundle.namespace))
-        if item is None:
-            raise SplitRefused(f"namespace {bundle.namespace} does not exist any more")
-        return NamespaceRecord.decode(item.value), item
-
-    async def _revisions(
-        self, bundle: BundleName, children: list[BundleName]
-    ) -> dict[BundleName, int]:
-        """Revisions of the records that the children's names have already, 0 for none. Raises
-        SplitRefused if one of them is in use."""
-        found = {
-            item.key: item
-            for item in (await self._store.range(keys.bundles_in(bundle.namespace))).items
-        }
-        revisions = {}
-        for child in children:
-            item = found.get(keys.bundle(child))
-            if item is not None and BundleRecord.decode(item.value).state not in GONE:
-                raise SplitRefused(
-                    f"bundle {child} is still there, from an earlier incarnation of its "
-                    "namespace; choose other boundaries"
-                )
-            revisions[child] = item.mod_revision if item is not None else 0
-        return revisions

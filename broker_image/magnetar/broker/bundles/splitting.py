@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from magnetar.broker.bundles.acquiring import Make
+from magnetar.broker.bundles.assigning import Assigner
+from magnetar.broker.bundles.boundaries import BoundariesRefused, namespace_of
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.records import BundleRecords
@@ -30,7 +32,6 @@ from magnetar.broker.bundles.split_planning import (
     FileShares,
     SplitPlan,
     SplitPlanner,
-    SplitRefused,
 )
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.reading.catalog import BundleCatalog
@@ -75,20 +76,24 @@ class Splitter:
         served: ServedBundles,
         events: BundleEvents,
         make: Make,
+        assigner: Assigner,
     ) -> None:
         self._context, self._views, self._records = context, views, records
         self._served, self._events, self._make = served, events, make
+        self._assigner = assigner
         self._planner = SplitPlanner(context)
         self._called_off: dict[str, str] = {}
 
     async def request(
-        self, bundle: BundleName, boundaries: tuple[int, ...], reason: str
+        self, bundle: BundleName, boundaries: tuple[int, ...], reason: str = "split requested"
     ) -> list[BundleName]:
-        """Divide a bundle that is served here; its children, once they are in service.
+        """Divide a bundle that is served here at `boundaries`; its children, once they are in
+        service.
 
         Raises NotOwner, NotAllowed, ServiceNotReady while the bundle changes hands or if the split
         was called off, StoreError, StorageError.
         """
+        self._assigner.require_staying(str(bundle))
         name, children = str(bundle), children_of_split(bundle, boundaries)
         owned = self._served.require(name)
         await self._planner.check(bundle, boundaries)
@@ -98,7 +103,7 @@ class Splitter:
             viewed = self._records.settled(name)
             if viewed is None:
                 raise ServiceNotReady(
-                    f"bundle {name} is being unloaded or split; try again in a moment"
+                    f"bundle {name} is being unloaded, split or merged; try again in a moment"
                 )
             wanted = rules.split(viewed.record, bundle, boundaries, reason)
             committed = await self._records.commit(name, viewed.mod_revision, wanted)
@@ -120,14 +125,14 @@ class Splitter:
         split = _Split(bundle, splitting, self._records.epoch_of(splitting), shares)
         try:
             plan: SplitPlan | None = await self._plan(split)
-        except (StoreError, StorageError, SplitRefused):
+        except (StoreError, StorageError, BoundariesRefused):
             plan = None  # tried again once the bundle is frozen
         started = self._context.clock.monotonic()
         owned.freeze(buffering=True)
         end = await owned.append_release()
         try:
             plan = await self._commit(split, plan, end)
-        except SplitRefused as error:
+        except BoundariesRefused as error:
             await self._call_off(owned, splitting, end, str(error))
             return []
         except rules.TransitionRefused as error:
@@ -174,7 +179,7 @@ class Splitter:
         name = str(owned.name)
         log.warning("bundle.split_called_off", bundle=name, reason=reason)
         self._called_off[name] = reason
-        free = rules.split_called_off(splitting.record, reason, end=end)
+        free = rules.called_off(splitting.record, reason, end=end)
         if not await self._records.end_term(name, splitting.mod_revision, free):
             self._context.fail(f"bundle {name} was taken over during its split")
             return
@@ -183,7 +188,7 @@ class Splitter:
 
     async def _commit(self, split: _Split, plan: SplitPlan | None, end: LogPosition) -> SplitPlan:
         """The transaction, again until it is done; the plan that was committed. Raises
-        SplitRefused, TransitionRefused, Fenced."""
+        BoundariesRefused, TransitionRefused, Fenced."""
         bundle, revision = split.bundle, split.splitting.mod_revision
         deleted, records = rules.divided(split.splitting.record, bundle, epoch=split.epoch, end=end)
         failed, kept = 0, False
@@ -218,7 +223,9 @@ class Splitter:
                 failed += 1
                 log.warning("bundle.split_unplanned", bundle=str(bundle), error=str(error))
                 if failed == PLANS_FAILED_MAX:
-                    raise SplitRefused(f"manifests cannot be written or read: {error}") from error
+                    raise BoundariesRefused(
+                        f"manifests cannot be written or read: {error}"
+                    ) from error
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def _keep_copies(self, records: Mapping[BundleName, BundleRecord], epoch: int) -> None:
@@ -272,7 +279,7 @@ class Splitter:
                 self._views.bundles.observe(
                     child.key.removeprefix(keys.BUNDLES), child.value, child.mod_revision
                 )
-        _, namespace = await self._planner.namespace(bundle)
+        _, namespace = await namespace_of(store, bundle)
         self._views.namespaces.observe(
             str(bundle.namespace), namespace.value, namespace.mod_revision
         )

@@ -45,25 +45,28 @@ class BundleWork:
         """What is under way, by bundle."""
         return self._tasks
 
-    def begin(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Work on a bundle that no task works on."""
+    def begin(self, name: str, work: Coroutine[Any, Any, None], *others: str) -> asyncio.Task[None]:
+        """Work on a bundle, and on others with it, that no task works on."""
         task = asyncio.create_task(work, name=f"bundle {name}")
-        self._tasks[name] = task
-        task.add_done_callback(lambda done: self._ended(name, done))
+        names = (name, *others)
+        self._tasks.update(dict.fromkeys(names, task))
+        task.add_done_callback(lambda done: self._ended(names, done))
         return task
 
     def cancel(self, name: str) -> None:
         """Give up the work on a bundle."""
         self._tasks[name].cancel()
 
-    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(name, None)
-        self._events.changed(name)
+    def _ended(self, names: tuple[str, ...], task: asyncio.Task[None]) -> None:
+        for name in names:
+            self._tasks.pop(name, None)
+            self._events.changed(name)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("bundle.work_failed", bundle=name, error=repr(error))
-            self._context.fail(f"bundle {name}: {error!r}")
-        else:
+            log.error("bundle.work_failed", bundle=names[0], error=repr(error))
+            self._context.fail(f"bundle {names[0]}: {error!r}")
+            return
+        for name in names:
             self._follow(name)
 
     def close(self) -> None:

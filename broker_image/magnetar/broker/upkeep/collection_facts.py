@@ -116,23 +116,22 @@ class CollectionFacts:
             for name, item in (await self.items(keys.NAMESPACES)).items()
         }
         facts: dict[str, BundleFacts] = {}
-        children: tuple[str, ...]
         for name in {*records, *listed}:
             bundle, record = BundleName.parse(name), records.get(name)
             if name not in listed:
                 facts[name] = BundleFacts(record, Manifest(name, 0))  # only its chain counts
                 continue
             manifest = await self._manifest_of(bundle)
-            deleted, children = False, ()
+            deleted, heirs = False, tuple[str, ...]()
             if record is None or record.state is BundleState.DELETED:
                 boundaries = namespaces.get(str(bundle.namespace))
                 current = (
                     bundles_of(bundle.namespace, boundaries) if boundaries is not None else None
                 )
                 deleted = collection.is_over(bundle, record, current, records)
-                children = collection.children_of(bundle, current or ())
-            facts[name] = BundleFacts(record, manifest, deleted, children)
-        for name in {child for found in facts.values() for child in found.children} - listed:
+                heirs = collection.heirs_of(bundle, records)
+            facts[name] = BundleFacts(record, manifest, deleted, heirs)
+        for name in {heir for found in facts.values() for heir in found.heirs} - listed:
             facts[name] = BundleFacts(
                 records.get(name), await self._manifest_of(BundleName.parse(name))
             )

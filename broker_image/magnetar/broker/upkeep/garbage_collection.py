@@ -160,8 +160,8 @@ class GarbageCollector:
         facts = await self._facts.bundles(
             pinned.union(*(record.bundles for record in files.values()))
         )
-        # split under the job, which still reads
-        pinned |= {child for name in pinned for child in facts[name].children}
+        # split or merged under the job, which still reads
+        pinned |= {heir for name in pinned for heir in facts[name].heirs}
         # Our own terms that are about to begin have pinned their files.
         beginning = collection.destinations(facts.values()) - {self._context.incarnation}
         coordinators = await self._facts.coordinators()
@@ -173,7 +173,7 @@ class GarbageCollector:
         if not due:
             return []
         listing = {name for found in due for name in files[by_name[found]].bundles}
-        listing.update(child for name in tuple(listing) for child in facts[name].children)
+        listing.update(heir for name in tuple(listing) for heir in facts[name].heirs)
         objects = [
             name
             for bundle in sorted(listing)

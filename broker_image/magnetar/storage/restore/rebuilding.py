@@ -38,7 +38,6 @@ from magnetar.metadata.records import (
 from magnetar.names import BundleName, NamespaceName, TopicName, fitting_boundaries, partition_of
 from magnetar.policies import KEPT_POLICIES
 from magnetar.storage import names
-from magnetar.storage.gc import children_of
 from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import log_end
 from magnetar.storage.restore.coordinator_copies import CoordinatorFacts, rebuilt_coordinators
@@ -273,41 +272,46 @@ def _place(position: LogPosition) -> tuple[int, int]:
 
 
 def _live(candidates: Mapping[str, Chosen], result: RebuiltStore) -> dict[str, Chosen]:
-    """The bundles with those that were split marked as deleted, and without those that others
-    have replaced."""
+    """The bundles, with those that were split or merged marked as deleted, and without those whose
+    split or merge was not finished, or that are of an earlier incarnation of their namespace.
+
+    The youngest first. Whatever a bundle became in the end has a copy, since it has an owner's
+    term: so one whose whole range younger ones have was split or merged. Where they leave a gap,
+    that was not finished. The children of a split have copies before any of them acknowledges: one
+    without its siblings has acknowledged nothing. And a merged bundle acknowledges nothing once one
+    of its parents has begun a later term, which does not name its epoch.
+    """
     found = dict(candidates)
     parsed = {name: BundleName.parse(name) for name in found}
-    for name, (record, named, _) in candidates.items():
-        younger = [
-            parsed[other]
-            for other, known in candidates.items()
-            if known.record.epoch > record.epoch
-        ]
-        children = children_of(parsed[name], younger)
-        if record.state is not BundleState.DELETED and children:
-            found[name] = Chosen(
-                BundleRecord(BundleState.DELETED, record.epoch, reason="split"), named
-            )
-            result.bundles[name] = (
-                f"was split into {', '.join(child.rpartition('/')[2] for child in children)}"
-            )
-    for name, other in _overlaps(found, parsed):
-        old, new = sorted(
-            (name, other), key=lambda known: found[known].record.epoch if known in found else -1
-        )
-        if old not in found or new not in found:
+    established: set[str] = set()
+    for name in sorted(candidates, key=lambda known: (-candidates[known].record.epoch, known)):
+        record, named, _ = candidates[name]
+        if record.state is BundleState.DELETED:
             continue
-        # The children of a split have copies before any of them acknowledges: one without its
-        # siblings has acknowledged nothing.
-        unfinished = found[old].record.epoch in found[new].named
-        loser, winner = (new, old) if unfinished else (old, new)
-        why = (
-            "of a split that was not finished"
-            if unfinished
-            else "of an earlier incarnation of its namespace"
-        )
-        result.bundles[loser] = f"left out for {winner}: {why}"
-        del found[loser]
+        bundle = parsed[name]
+        younger = sorted(known for known in established if bundle.overlaps(parsed[known]))
+        if younger and is_covered(bundle, [parsed[known] for known in younger]):
+            found[name] = Chosen(
+                BundleRecord(BundleState.DELETED, record.epoch, reason="split or merged"), named
+            )
+            ranges = ", ".join(known.rpartition("/")[2] for known in younger)
+            within = all(bundle.includes(parsed[known]) for known in younger)
+            result.bundles[name] = f"was {'split' if within else 'merged'} into {ranges}"
+        elif all(
+            record.epoch in candidates[known].named and bundle.includes(parsed[known])
+            for known in younger
+        ):
+            for known in younger:
+                result.bundles[known] = f"left out for {name}: of a split that was not finished"
+                established.remove(known)
+                del found[known]
+            established.add(name)
+        else:
+            result.bundles[name] = (
+                f"left out for {', '.join(younger)}: of an earlier incarnation of its namespace, "
+                "or of a merge that was not finished"
+            )
+            del found[name]
     for name, chosen in found.items():
         if chosen.missing:
             result.problems.append(
@@ -318,22 +322,14 @@ def _live(candidates: Mapping[str, Chosen], result: RebuiltStore) -> dict[str, C
     return found
 
 
-def _overlaps(
-    found: Mapping[str, Chosen], parsed: Mapping[str, BundleName]
-) -> list[tuple[str, str]]:
-    """Pairs of living bundles that share hashes."""
-    living = sorted(
-        (str(parsed[name].namespace), parsed[name].low, parsed[name].high, name)
-        for name, chosen in found.items()
-        if chosen.record.state is not BundleState.DELETED
-    )
-    pairs = []
-    for at, (namespace, _, high, name) in enumerate(living):
-        for further in living[at + 1 :]:
-            if further[0] != namespace or further[1] >= high:
-                break
-            pairs.append((name, further[3]))
-    return pairs
+def is_covered(bundle: BundleName, others: Iterable[BundleName]) -> bool:
+    """Whether the others leave no gap in the range of `bundle`."""
+    reached = bundle.low
+    for other in sorted(others):
+        if other.low > reached:
+            return False
+        reached = max(reached, other.high)
+    return reached >= bundle.high
 
 
 # --- manifests ------------------------------------------------------------------------------------
@@ -450,7 +446,7 @@ def _namespaces(
         elif boundaries != known:
             result.warnings.append(
                 f"namespace {namespace} has {len(boundaries) - 1} bundles, {len(known) - 1} in the "
-                "backup: it was split since"
+                "backup: some were split or merged since"
             )
         result.items[key] = replace(before, boundaries=boundaries).encode()
 

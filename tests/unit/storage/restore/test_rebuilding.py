@@ -24,6 +24,7 @@ from magnetar.metadata.records import (
 )
 from magnetar.names import FULL_RANGE_END, BundleName, bundles_of
 from magnetar.ownership import rules as rules
+from magnetar.ownership.merges import Neighbours
 from magnetar.policies import KEPT_POLICIES
 from magnetar.storage import names
 from magnetar.storage.gc import BundleFacts, superseded_checkpoints
@@ -85,8 +86,8 @@ class Incarnation:
 
 @dataclass
 class ModelCluster:
-    """Bundles that move, split and shorten their chains by the broker's own rules; the store is
-    a dictionary."""
+    """Bundles that move, split, merge and shorten their chains by the broker's own rules; the store
+    is a dictionary."""
 
     revision: int = 0
     bundles: dict[str, BundleRecord] = field(default_factory=dict)
@@ -96,6 +97,7 @@ class ModelCluster:
     manifests: dict[str, list[ManifestFact]] = field(default_factory=dict)
     acknowledged: set[tuple[int, int]] = field(default_factory=set)
     count: int = 0
+    written: int = 0
     backup: Backup | None = None
 
     def __post_init__(self) -> None:
@@ -186,30 +188,89 @@ class ModelCluster:
         if owner is None or record is None:
             return
         self.flush(owner)
-        owner.files[owner.last + 1], owner.durable = [], 0
-        position = owner.position
-        name = names.checkpoint(BundleName.parse(bundle), record.epoch, len(self.checkpoints) + 1)
-        closed = replace(
-            record, chain=(*record.chain[:-1], replace(record.chain[-1], end=position))
-        )
-        self.checkpoints[name] = frozenset(self.recovered(bundle, closed))
-        listed = self.manifests.setdefault(bundle, [])
-        covered = (record.epoch, position.file)
-        generation = max((fact.generation for fact in listed), default=0) + 1
-        listed.append(
-            ManifestFact(
-                names.manifest(BundleName.parse(bundle), generation, 7),
-                generation,
-                covered,
-                frozenset(),
-                (),
-            )
-        )
+        position = self.roll(owner)
+        self.written += 1
+        name = names.checkpoint(BundleName.parse(bundle), record.epoch, self.written)
+        self.checkpoints[name] = frozenset(self.until(bundle, record, position))
+        self.cover(bundle, (record.epoch, position.file))
         advanced = rules.advance_checkpoint(record, CheckpointPointer(name, owner.name, position))
         owner.append(Written("term", bundle, record.epoch, copy=advanced))
         self.flush(owner)
         if committed:
             self.commit(bundle, advanced)
+
+    def roll(self, owner: Incarnation) -> LogPosition:
+        """The start of a new file of its log, with everything before it flushed."""
+        self.flush(owner)
+        owner.files[owner.last + 1], owner.durable = [], 0
+        return owner.position
+
+    def until(
+        self, bundle: str, record: BundleRecord, position: LogPosition
+    ) -> set[tuple[int, int]]:
+        """What the bundle holds before `position` of its owner's log."""
+        closed = replace(
+            record, chain=(*record.chain[:-1], replace(record.chain[-1], end=position))
+        )
+        return self.recovered(bundle, closed)
+
+    def cover(self, bundle: str, covered: tuple[int, int], generation: int = 0) -> int:
+        """The bundle's next manifest; its generation."""
+        listed = self.manifests.setdefault(bundle, [])
+        generation = generation or max((fact.generation for fact in listed), default=0) + 1
+        name = names.manifest(BundleName.parse(bundle), generation, len(listed))
+        listed.append(ManifestFact(name, generation, covered, frozenset(), ()))
+        return generation
+
+    def merge(self, bundle: str, committed: bool) -> None:
+        """With its right neighbour, if one broker has both; they are published to between the
+        checkpoint of both and RELEASE. The copy is durable before the transaction, or the owner
+        dies before it."""
+        owner, left = self.owner(bundle), BundleName.parse(bundle)
+        right = next(
+            (
+                name
+                for name in map(BundleName.parse, self.bundles)
+                if name.low == left.high and self.owner(str(name)) is owner
+            ),
+            None,
+        )
+        if owner is None or right is None:
+            return
+        pair, both = Neighbours(left, right), (bundle, str(right))
+        self.revision += 1
+        epoch = self.revision
+        merging = rules.merge(*(self.bundles[name] for name in both), pair, "test")
+        position = self.roll(owner)
+        held, generations, covered = set[tuple[int, int]](), [], []
+        for name, record in zip(both, merging, strict=True):
+            held |= self.until(name, record, position)
+            covered.append((record.epoch, position.file))
+            generations.append(self.cover(name, covered[-1]))
+        older = min(zip(merging, both, strict=True), key=lambda known: known[0].epoch)
+        self.written += 1
+        name = names.checkpoint(BundleName.parse(older[1]), older[0].epoch, self.written)
+        self.checkpoints[name] = frozenset(held)
+        self.cover(str(pair.merged), min(covered), max(generations) + 1)
+        for parent in both:
+            self.publish(parent, epoch)
+            owner.append(Written("release", parent, self.bundles[parent].epoch))
+        self.flush(owner)
+        deleted, whole = rules.merged(
+            *merging,
+            pair,
+            epoch=epoch,
+            end=owner.position,
+            checkpoint=CheckpointPointer(name, owner.name, position),
+        )
+        owner.append(Written("term", str(pair.merged), epoch, copy=whole))
+        self.flush(owner)
+        if not committed:
+            owner.die()
+            return
+        for parent, record in zip(both, deleted, strict=True):
+            self.commit(parent, record)
+        self.commit(str(pair.merged), whole)
 
     def release(self, bundle: str, number: int, committed: bool) -> None:
         """RELEASE, and the successor begins; or the owner dies before its commit."""
@@ -254,10 +315,9 @@ class ModelCluster:
         self.commit(bundle, BundleRecord(BundleState.DELETED, record.epoch))
         for made in children:
             self.commit(str(made), child)
-            facts = [replace(fact, generation=1) for fact in self.manifests.get(bundle, ())[-1:]]
-            self.manifests[str(made)] = [
-                replace(fact, object=names.manifest(made, 1, 7)) for fact in facts
-            ]
+            for fact in self.manifests.get(bundle, ())[-1:]:
+                assert fact.covered is not None
+                self.cover(str(made), fact.covered, fact.generation + 1)
 
     def collect(self) -> None:
         """Whatever no record of the store needs goes at once."""
@@ -389,6 +449,10 @@ KINDS = [
     "release",
     "lost-release",
     "split",
+    "lost-split",
+    "merge",
+    "merge",
+    "lost-merge",
     "collect",
     "copy",
 ]
@@ -424,6 +488,8 @@ def play(acts: list[tuple[str, int, int]]) -> ModelCluster:
                         cluster.start(broker)
             case "split" | "lost-split":
                 cluster.split(bundle, act == "split")
+            case "merge" | "lost-merge":
+                cluster.merge(bundle, act == "merge")
             case "collect":
                 cluster.collect()
             case "copy":
@@ -551,6 +617,29 @@ def test_a_child_without_its_sibling_has_acknowledged_nothing() -> None:
     result = rebuild(facts_of(whole=owned(5), a=owned(9, epochs=(5,))), None, 1, 1)
     assert living(result) == {WHOLE}
     assert "split that was not finished" in result.bundles[A]
+
+
+def test_parents_are_over_once_they_were_merged() -> None:
+    result = rebuild(facts_of(a=owned(5), b=owned(7), whole=owned(9, epochs=(5, 7))), None, 1, 1)
+    assert living(result) == {WHOLE}
+    assert "was merged into" in result.bundles[A]
+    assert NamespaceRecord.decode(result.items["namespaces/t/n"]).boundaries == (0, FULL_RANGE_END)
+
+
+def test_a_merged_bundle_has_acknowledged_nothing_if_a_parent_went_on() -> None:
+    """The merge was not finished: one parent has begun a later term, the other not yet."""
+    whole, later = owned(9, epochs=(5, 7)), owned(11, epochs=(5,))
+    result = rebuild(facts_of(a=later, b=owned(7), whole=whole), None, 1, 1)
+    assert living(result) == {A, B}
+    assert "merge that was not finished" in result.bundles[WHOLE]
+
+
+def test_a_bundle_that_was_merged_and_split_again_is_what_it_became_last() -> None:
+    """Also where the copies of a child that was merged with another since are gone."""
+    child = "t/n/0x40000000_0xffffffff"
+    facts = facts_of(whole=owned(5), c=owned(7, epochs=(5,)), a=owned(7, epochs=(5,)))
+    facts.logs.terms.append(TermCopy(child, owned(9), "b.1", (9, 0, 9)))
+    assert living(rebuild(facts, None, 1, 1)) == {C, child}
 
 
 def test_a_bundle_of_an_earlier_life_of_its_namespace_makes_room() -> None:
