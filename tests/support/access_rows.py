@@ -146,6 +146,7 @@ _ROWS: dict[tuple[Right, int], str] = {
         PATCH /magnetar/v1/namespaces/{tenant}/{namespace}/policies
         DELETE,GET /magnetar/v1/namespaces/{tenant}/{namespace}/owner
         DELETE,PUT /magnetar/v1/namespaces/{tenant}/{namespace}/{bundle}/pin
+        PUT /magnetar/v1/namespaces/{tenant}/{namespace}/{bundle}/merge
         GET N
         GET N/bundles
         GET N/{bundle}/topicHashPositions

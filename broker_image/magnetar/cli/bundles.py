@@ -1,6 +1,6 @@
 """`magnetar bundles`.
 
-Owns: list, owner, split, unload, pin, unpin of bundles. Imports: typer, rest, screen, moving.
+Owns: list, owner, split, merge, unload, pin, unpin of bundles. Imports: typer, rest, screen, moving.
 Invariant: looking at a bundle assigns it to no broker.
 """
 
@@ -13,7 +13,7 @@ import typer
 
 from magnetar.amounts import age_text
 from magnetar.cli.failures import WrongUsage
-from magnetar.cli.moving import boundaries_of, pin_path, run_unload
+from magnetar.cli.moving import boundaries_of, bundle_path, run_unload
 from magnetar.cli.names import namespace_of, target_of
 from magnetar.cli.rest import Rest, namespace_path
 from magnetar.cli.screen import broker_of
@@ -31,7 +31,7 @@ UNUSED: Mapping[str, Any] = {
 }
 CLOCK = SystemClock()
 
-bundles = group("List, split and unload parts of namespaces.")
+bundles = group("List, split, merge and unload parts of namespaces.")
 
 
 @bundles.command("list")
@@ -145,6 +145,16 @@ def split(
     )
 
 
+@bundles.command()
+@connected
+def merge(session: Session, bundle: Bundle) -> None:
+    """Make one bundle of this one and its right neighbour; topics are served all the while. One
+    broker must serve both."""
+    name = _bundle(session.rest, bundle)
+    merged = session.rest.put(bundle_path(name, "merge"))["bundle"]
+    session.screen.done(f"{name} merged into {merged}", bundle=str(name), merged=merged)
+
+
 def _hash(text: str) -> int:
     try:
         return int(text, 0)
@@ -179,7 +189,9 @@ def pin(
 ) -> None:
     """Have load balancing leave a bundle with its owner, unless that drains, stops or dies."""
     name = _bundle(session.rest, target)
-    session.rest.put(pin_path(name), query={"seconds": seconds} if seconds is not None else None)
+    session.rest.put(
+        bundle_path(name, "pin"), query={"seconds": seconds} if seconds is not None else None
+    )
     session.screen.done(
         f"{name} is pinned; `magnetar bundles list {name.namespace}` shows for how long",
         bundle=str(name),
@@ -193,5 +205,5 @@ def unpin(
 ) -> None:
     """Let load balancing move a bundle again."""
     name = _bundle(session.rest, target)
-    session.rest.delete(pin_path(name))
+    session.rest.delete(bundle_path(name, "pin"))
     session.screen.done(f"{name} is not pinned any more", bundle=str(name))

@@ -33,9 +33,9 @@ def boundaries_of(rest: Rest, namespace: NamespaceName) -> tuple[int, ...]:
     )
 
 
-def pin_path(bundle: BundleName) -> str:
-    """Path of the requests that pin a bundle to its owner, and take that back."""
-    return f"/magnetar/v1/namespaces/{bundle.namespace}/{bundle.range}/pin"
+def bundle_path(bundle: BundleName, what: str) -> str:
+    """Path of the requests of Magnetar's own that pin a bundle to its owner, or merge it."""
+    return f"/magnetar/v1/namespaces/{bundle.namespace}/{bundle.range}/{what}"
 
 
 def run_unload(session: Session, target: str, destination: str) -> None:
@@ -56,7 +56,7 @@ def run_unload(session: Session, target: str, destination: str) -> None:
         for _ in pool.map(lambda path: rest.put(path, query=query), leaving.values()):
             pass
         for _ in pool.map(
-            lambda bundle: rest.put(pin_path(BundleName.parse(bundle))),
+            lambda bundle: rest.put(bundle_path(BundleName.parse(bundle), "pin")),
             sorted(used.keys() - leaving.keys()),
         ):
             pass  # it is where it is to be, and is to stay there as well

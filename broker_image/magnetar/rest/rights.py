@@ -136,6 +136,7 @@ ADMINISTER = (
     "/magnetar/v1/namespaces/{tenant}/{namespace}/policies",
     "/magnetar/v1/namespaces/{tenant}/{namespace}/owner",
     "/magnetar/v1/namespaces/{tenant}/{namespace}/{bundle}/pin",
+    "/magnetar/v1/namespaces/{tenant}/{namespace}/{bundle}/merge",
     "/admin/v2/namespaces/{tenant}",
     _N,
     f"{_N}/bundles",

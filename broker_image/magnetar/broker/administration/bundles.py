@@ -1,6 +1,6 @@
 """Bundles of a namespace, and work on all topics in them.
 
-Owns: unloading, splitting and pinning bundles, clearing backlogs and deleting subscriptions by
+Owns: unloading, splitting, merging and pinning bundles, clearing backlogs and deleting subscriptions by
 bundle. Imports: metadata, names, the parts that it puts together. Invariant: work on a whole
 namespace is done at the owners of all its bundles.
 """
@@ -71,6 +71,15 @@ class Bundles:
             children = await self._site.broker.ownership.split(found, boundaries)
             for child in children if unload else ():
                 await self._moves.unload(child, "")
+
+    async def merge_bundle(self, name: NamespaceName, bundle: str) -> str:
+        """Merge a bundle with its right neighbour; the name of the merged one. Raises NotAllowed
+        if there is no such neighbour or another broker serves it, NotOwner with the owner's
+        address, TopicNotFound for a range that is not a bundle, ServiceNotReady."""
+        found = await self._bundle(name, bundle)
+        await self._moves.serve(found)
+        with store_needed():
+            return str(await self._site.broker.ownership.merge(found))
 
     async def unload_bundle(self, name: NamespaceName, bundle: str, destination: str) -> None:
         """Transfer one bundle. Raises NotOwner, TopicNotFound for a range that is not a bundle."""

@@ -1,7 +1,7 @@
 """Magnetar's own routes, for operating a cluster.
 
-Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, pins of bundles, changes of a
-namespace's policies in one request, owners of namespaces. Imports: FastAPI, administration.
+Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, pins and merges of
+bundles, changes of a namespace's policies in one request, owners of namespaces. Imports: FastAPI, administration.
 Invariants: what is answered is durable; a change of policies leaves those alone that it does not
 name.
 """
@@ -83,6 +83,11 @@ def _add_namespaces(router: APIRouter, admin: BrokerAdministration) -> None:
     async def unpin(namespace: Namespace, bundle: str) -> None:
         """Take a pin back."""
         await admin.bundles.pin_bundle(namespace, bundle, 0)
+
+    @router.put("/namespaces/{tenant}/{namespace}/{bundle}/merge")
+    async def merge(namespace: Namespace, bundle: str) -> dict[str, str]:
+        """Make one bundle of this one and its right neighbour, which the same broker serves."""
+        return {"bundle": await admin.bundles.merge_bundle(namespace, bundle)}
 
     @router.patch("/namespaces/{tenant}/{namespace}/policies", status_code=NO_CONTENT)
     async def edit(namespace: Namespace, request: Request) -> None:

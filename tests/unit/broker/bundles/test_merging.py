@@ -29,6 +29,7 @@ from magnetar.wire import requests
 from tests.support.broker_pair import Pair, pair
 from tests.support.brokers import STILL, Peer, Type, entry, open_peer, running_broker
 from tests.support.polling import until
+from tests.support.rest import broker_with_rest
 from tests.support.split_bundles import (
     LEFT,
     LEFT_TOPIC,
@@ -507,6 +508,28 @@ async def test_a_broker_with_an_old_view_finds_the_merged_bundle(tmp_path: Path)
             record = await store_of(second, LEFT)
             assert record is None or record.state is BundleState.DELETED
         assert str(WHOLE) in cluster.first.ownership.owned
+
+
+async def test_merges_by_rest(tmp_path: Path) -> None:
+    """The answer names the merged bundle; what cannot be is refused with a reason and a status, and
+    nothing has changed then."""
+    async with broker_with_rest(tmp_path) as (broker, rest, peer):
+        await peer.produce()
+        await broker.ownership.resolve(WHOLE)
+        path, ours = "/admin/v2/namespaces/public/default", "/magnetar/v1/namespaces/public/default"
+        await rest("PUT", f"{ours}/0x80000000_0xa0000000/merge", status=404)
+        await rest("PUT", f"{ours}/everything/merge", status=412)
+        last = BundleName(NAMESPACE, 0xC0000000, 0xFFFFFFFF)
+        await broker.ownership.resolve(last)
+        answer = await rest.ask("PUT", f"{ours}/{last.range}/merge")
+        assert (answer.status_code, "the last of its namespace" in answer.text) == (409, True)
+        await rest("PUT", f"{path}/{WHOLE.range}/split")
+        found = await rest("PUT", f"{ours}/{LEFT.range}/merge", status=200)
+        assert found == {"bundle": str(WHOLE)}
+        assert (await rest.get(f"{path}/bundles"))["numBundles"] == 4
+        await rest("PUT", f"{ours}/{LEFT.range}/merge", status=404)
+        assert await peer.send(b"x", 0)
+        assert broker.ready
 
 
 @pytest.mark.slow
