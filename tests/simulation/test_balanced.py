@@ -21,6 +21,7 @@ HAPPENED_PER_SEED = {
     "balance.split": 0.5,
     "bundle.split": 1,
     "bundle.merged": 0.3,
+    "balance.merge": 0.2,
     "takeover": 1,
     "trace: crash": 4,
     "crash at acquired without a fence": 0.3,
@@ -30,6 +31,7 @@ HAPPENED_PER_SEED = {
     "crash at leader.elected": 0.1,
     "crash at bundle.split": 0.08,
     "crash at takeover": 0.08,
+    "crash at bundle.merged": 0.02,
     "crash at balance.split": 0.02,
 }
 

@@ -182,7 +182,8 @@ class Moved:
 class Memory(Record):
     """What one decision leaves to the next. Averages are by broker, the rest as named.
 
-    `hits`: cycles of AvgShedder (low, high). `planned`: its destinations by bundle. `preallocated`:
+    `hits`: cycles of AvgShedder (low, high). `merge_hits`: checks in a row in which the two parts of
+    a merged bundle were cold. `planned`: its destinations by bundle. `preallocated`:
     destinations chosen whose bundles have not arrived. `turn`: of round robin.
     """
 
@@ -191,6 +192,7 @@ class Memory(Record):
     hits: dict[str, tuple[int, int]] = field(default_factory=dict)
     transfer_hits: int = 0
     split_hits: dict[str, int] = field(default_factory=dict)
+    merge_hits: dict[str, int] = field(default_factory=dict)
     planned: dict[str, str] = field(default_factory=dict)
     preallocated: dict[str, str] = field(default_factory=dict)
     moved: dict[str, Moved] = field(default_factory=dict)

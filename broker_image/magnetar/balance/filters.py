@@ -49,11 +49,12 @@ class IsolationPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Isolation policies (the first that matches wins) and the anti-affinity group by
-    namespace."""
+    """Isolation policies (the first that matches wins), the anti-affinity group by namespace, and
+    how many bundles a namespace keeps at least."""
 
     isolation: tuple[IsolationPolicy, ...] = ()
     groups: dict[str, str] = field(default_factory=dict)
+    bundles_min: dict[str, int] = field(default_factory=dict)
 
     def isolating(self, namespace: str) -> IsolationPolicy | None:
         return next(

@@ -131,6 +131,7 @@ class Settings:
     merge: bool = _setting(True, "plannerMergeEnabled")
     merge_share: float = _setting(0.1, "plannerMergeShare", 0, 0.5)
     merge_bundles_min: int = _setting(4, "plannerMergeBundlesMin", 1, 4096)
+    merge_hits: int = _setting(60, "plannerMergeHits", 0, 10000)
     # planner
     plan_interval_s: float = _setting(5, "plannerIntervalSeconds", 0.1, 3600)
     band: float = _setting(0.02, "plannerBand", 0.001, 1)

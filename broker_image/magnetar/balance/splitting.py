@@ -3,7 +3,8 @@
 Owns: the conditions of splits and merges, boundaries by topics and by rates, isolation of a hot
 topic. Imports: errors, names, ownership.splits, balance. Pure. Invariants: boundaries lie strictly
 inside the bundle; a bundle with fewer than two topics is not split (#12527); what a split made is
-too large to be merged again; a namespace keeps `plannerMergeBundlesMin` bundles.
+too large to be merged again, or was cold for long since; a merged bundle would not be split under
+twice its load; a namespace keeps `plannerMergeBundlesMin` bundles, and those it was created with.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import replace
 
 from magnetar.balance.cluster import NOTES_MAX, Bundle, Merge, Outcome, Split, joined
 from magnetar.balance.filters import Situation
-from magnetar.balance.load import LoadReport, Rates, TopicLoad
+from magnetar.balance.load import History, Level, LoadReport, Mean, Rates, TopicLoad
 from magnetar.balance.planner import cost, loads
 from magnetar.balance.settings import ALGORITHMS, MIB, PLANNER, Settings
 from magnetar.balance.top_k import is_excluded
@@ -34,6 +35,8 @@ TOPIC_COUNT_EQUALLY_DIVIDE = ALGORITHMS[1]
 FLOW_OR_QPS_EQUALLY_DIVIDE = ALGORITHMS[3]
 ISOLATED_SHARE = 0.5
 """Of its bundle's load: a topic with more gets a bundle of its own."""
+MERGES_MAX = 4
+"""Of one check of one broker: each is a short pause for the clients of both bundles."""
 
 
 def boundaries(
@@ -202,30 +205,60 @@ def _shares(bundle: Bundle, settings: Settings) -> list[tuple[str, float]]:
 
 
 def merge(situation: Situation) -> Outcome:
-    """Pairs of neighbours on one broker that together use little of every limit. A bundle that was
-    not measured, moved lately or is pinned is left alone."""
-    settings = situation.settings
+    """Pairs of neighbours on one broker that together have used little of every limit for more
+    than `merge_hits` checks in a row, a few at a time. A bundle that was not measured, moved lately
+    or is pinned is left alone."""
+    settings, memory, least = situation.settings, situation.memory, situation.policies.bundles_min
     if not (settings.enabled and settings.merge):
-        return Outcome(situation.memory, "merges are off")
+        return Outcome(memory, "merges are off")
     namespaces: dict[str, list[Bundle]] = {}
-    most = heavy(situation, loads(situation)) / 2  # what is larger would be split again
     for bundle in situation.cluster.bundles:
         namespaces.setdefault(bundle.namespace, []).append(bundle)
-    merges: list[Merge] = []
-    for bundles in namespaces.values():
-        spare = len(bundles) - settings.merge_bundles_min
+    hits: dict[str, int] = {}
+    due: list[Merge] = []
+    for namespace, bundles in namespaces.items():
         bundles.sort(key=lambda bundle: BundleName.parse(bundle.name))
-        at = 0
-        while spare > 0 and at + 1 < len(bundles):
-            found = _merge_of(bundles[at], bundles[at + 1], most, situation)
-            if found is not None:
-                merges.append(found)
-                spare -= 1
-            at += 1 if found is None else 2
-    return Outcome(situation.memory, f"{len(merges)} pairs are cold", merges=tuple(merges))
+        spare = len(bundles) - max(settings.merge_bundles_min, least.get(namespace, 0))
+        pairs = itertools.pairwise(bundles) if spare > 0 else ()
+        taken = ""
+        for left, right in pairs:
+            found = _merge_of(left, right, situation)
+            if found is None:
+                continue
+            hits[found.merged] = memory.merge_hits.get(found.merged, 0) + 1
+            if hits[found.merged] > settings.merge_hits and spare > 0 and left.name != taken:
+                due.append(found)
+                spare, taken = spare - 1, right.name
+    merges = _cold_as_one(due, situation)[:MERGES_MAX]
+    for chosen in merges:
+        del hits[chosen.merged]
+    return Outcome(
+        replace(memory, merge_hits=hits), f"{len(due)} pairs are cold", merges=tuple(merges)
+    )
 
 
-def _merge_of(left: Bundle, right: Bundle, most: float, situation: Situation) -> Merge | None:
+def _cold_as_one(due: Sequence[Merge], situation: Situation) -> list[Merge]:
+    """The merges that no split would undo, also under twice the load."""
+    known = situation.cluster.bundle
+    parts = {name for found in due for name in found.bundles}
+    whole = tuple(
+        _both(known[found.bundles[0]], known[found.bundles[1]], found.merged) for found in due
+    )
+    rest = tuple(bundle for bundle in situation.cluster.bundles if bundle.name not in parts)
+    after = replace(situation, cluster=replace(situation.cluster, bundles=(*rest, *whole)))
+    hot = {bundle.name for bundle, _, _ in _too_hot(after)}
+    return [found for found in due if found.merged not in hot]
+
+
+def _both(left: Bundle, right: Bundle, name: str) -> Bundle:
+    """One bundle instead of two, under twice their load."""
+    level, long = left.level + right.level, left.long + right.long
+    history = History(Mean(level + level), Mean(long + long), Level(Mean(level + level)))
+    topics, sessions = left.topics + right.topics, left.sessions + right.sessions
+    return Bundle(name, left.broker, history, topics, sessions)
+
+
+def _merge_of(left: Bundle, right: Bundle, situation: Situation) -> Merge | None:
     settings, moved = situation.settings, situation.memory.moved
     for bundle in (left, right):
         if (
@@ -239,8 +272,6 @@ def _merge_of(left: Bundle, right: Bundle, most: float, situation: Situation) ->
     used = max(ours + theirs for (_, ours), (_, theirs) in shares)
     low, high = BundleName.parse(left.name), BundleName.parse(right.name)
     if left.broker != right.broker or low.high != high.low or used > settings.merge_share:
-        return None
-    if cost(left.level, settings) + cost(right.level, settings) > most:
         return None
     name = str(BundleName(low.namespace, low.low, high.high))
     return Merge((left.name, right.name), name, f"together {used:.1%} of a bundle's limits")

@@ -93,6 +93,11 @@ class BalanceMetrics:
             "Bundles split here because of their load",
             registry=registry,
         )
+        self.merges = Counter(
+            "magnetar_balance_merges",
+            "Pairs of bundles merged here because they had no load",
+            registry=registry,
+        )
         self.seconds = Histogram(
             "magnetar_balance_decision_seconds",
             "From the views to a decision",

@@ -74,7 +74,9 @@ async def join_cluster(store: MetadataStore, volume: Volume, clock: Clock) -> Me
     await _check_time(store, volume, cluster.restore)
     guard = _guard(cluster.restore)
     for namespace in START_NAMESPACES:
-        record = NamespaceRecord(boundaries=initial_boundaries(DEFAULT_BUNDLES), policies={})
+        record = NamespaceRecord(
+            initial_boundaries(DEFAULT_BUNDLES), {}, bundles_created=DEFAULT_BUNDLES
+        )
         key = keys.namespace(namespace)
         await store.transact([guard, Compare(key, "create", "=", 0)], [Put(key, record.encode())])
     if not holds(guard, await store.get(keys.RESTORE)):

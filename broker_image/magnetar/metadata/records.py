@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from magnetar.metadata.codec import Record
+from magnetar.metadata.codec import FIRST_SCHEMA, Record
 
 RESTORE_STRIDE = 1 << 36
 """The epoch of a term is restore number * RESTORE_STRIDE + revision of the record it began with.
@@ -183,14 +183,18 @@ class NamespaceRecord(Record):
 
     `owned` are the fields that the owner sets, as `owned_fields` names them, sorted; any client may
     set the others. `deleting` is the incarnation that deletes the namespace ("" = none), in which
-    no topic comes into being for as long as that incarnation lives.
+    no topic comes into being for as long as that incarnation lives. `bundles_created` is the number
+    of bundles that it was created with (0 = unknown): load balancing merges it to no fewer.
     """
+
+    SCHEMA = FIRST_SCHEMA + 1
 
     boundaries: tuple[int, ...]
     policies: dict[str, Any]
     owner: str = ""
     owned: tuple[str, ...] = ()
     deleting: str = ""
+    bundles_created: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,11 @@ def desired_record(
     fields, owner = resource.spec.fields(), owner_text(resource)
     if current is None:
         boundaries = fitting_boundaries(initial_boundaries(resource.spec.bundles), living)
-        current = NamespaceRecord(boundaries, dict(KEPT_POLICIES) if living else {})
+        current = NamespaceRecord(
+            boundaries,
+            dict(KEPT_POLICIES) if living else {},
+            bundles_created=len(boundaries) - 1,
+        )
     dropped = (
         [field for field in current.owned if field not in fields] if current.owner == owner else []
     )
@@ -99,7 +103,13 @@ def desired_record(
         if value_of(current.policies, field) != value
     }
     policies = with_fields(current.policies, {**dict.fromkeys(dropped), **changed})
-    return NamespaceRecord(current.boundaries, policies, owner, tuple(sorted(fields)))
+    return NamespaceRecord(
+        current.boundaries,
+        policies,
+        owner,
+        tuple(sorted(fields)),
+        bundles_created=current.bundles_created,
+    )
 
 
 def record_changes(old: NamespaceRecord, new: NamespaceRecord) -> list[Change]:

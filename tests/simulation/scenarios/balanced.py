@@ -1,7 +1,7 @@
 """Three real brokers under a skewed load that the leader balances and owners split, on a bad day.
 
 Owns: the scenario `run(seed)`: the tracer's, with producers that send most of the load to one
-topic, a planner that decides twice a second and limits at which bundles are split; brokers crash at
+topic, a planner that decides twice a second and limits at which bundles are split and merged; brokers crash at
 every step of a decision, a move, a split and a merge. Imports: the kernel, the tracer. Invariants: those of
 the tracer.
 """
@@ -39,6 +39,9 @@ LIVELY = replace(
     split_hits=0,
     bundle_rate_max=2,
     topics_max=2,
+    merge_hits=0,
+    merge_share=0.5,
+    merge_bundles_min=1,
 )
 STEPS = (
     "leader.elected",
@@ -49,6 +52,7 @@ STEPS = (
     "takeover",
     "balance.split",
     "bundle.split",
+    "balance.merge",
     "bundle.merged",
 )
 CRASH_SHARE = 0.08

@@ -183,7 +183,7 @@ class Cluster(World):
         """Namespaces of the tenant `public` by name, as an operator makes them before anything
         is produced."""
         for name, given in policies.items():
-            record = NamespaceRecord(boundaries=initial_boundaries(bundles), policies=dict(given))
+            record = NamespaceRecord(initial_boundaries(bundles), dict(given), bundles_created=1)
             put = Put(keys.namespace(NamespaceName("public", name)), record.encode())
             self.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.balance.cluster import Bundle, Outcome
+from magnetar.balance.cluster import Bundle, Memory, Outcome
 from magnetar.balance.filters import Situation
-from magnetar.balance.load import BundleLoad, History, LoadReport, TopicLoad
+from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, TopicLoad
 from magnetar.balance.planner import loads
 from magnetar.balance.settings import Settings
 from magnetar.balance.splitting import (
+    MERGES_MAX,
     boundaries,
     flow_or_qps_equally_divide,
     heavy,
@@ -25,7 +26,13 @@ from magnetar.balance.splitting import (
     topic_count_equally_divide,
 )
 from magnetar.errors import InvalidRequest
-from magnetar.names import FULL_RANGE_END, BundleName, NamespaceName
+from magnetar.names import (
+    FULL_RANGE_END,
+    BundleName,
+    NamespaceName,
+    bundles_of,
+    initial_boundaries,
+)
 from tests.support.balance import broker, rates, situation
 
 NAMESPACE = NamespaceName("public", "default")
@@ -232,17 +239,25 @@ def test_the_planner_splits_what_it_could_not_move() -> None:
     assert split(layout(7000, 7000, settings=modular)).splits == ()
 
 
+COLD: dict[str, object] = {"plannerMergeHits": 0}
+"""Settings by which a pair is merged when it is found cold for the first time."""
+
+
+def cold(*loads: float, settings: dict[str, object] | None = None, **fields: object) -> Situation:
+    return layout(*loads, settings={**COLD, **(settings or {})}, **fields)
+
+
 def test_cold_neighbours_are_merged() -> None:
     """Pairs, each bundle once, down to the least number."""
-    merged = [found.merged[-21:] for found in merge(layout(*[10.0] * 8)).merges]
+    merged = [found.merged[-21:] for found in merge(cold(*[10.0] * 8)).merges]
     assert merged == [
         "0x00000000_0x40000000",
         "0x40000000_0x80000000",
         "0x80000000_0xc0000000",
         "0xc0000000_0xffffffff",
     ]
-    assert len(merge(layout(*[10.0] * 6)).merges) == 2
-    assert merge(layout(*[10.0] * 4)).merges == ()
+    assert len(merge(cold(*[10.0] * 6)).merges) == 2
+    assert merge(cold(*[10.0] * 4)).merges == ()
 
 
 @pytest.mark.parametrize(
@@ -257,24 +272,127 @@ def test_cold_neighbours_are_merged() -> None:
     ],
 )
 def test_what_is_not_merged(fields: dict[str, object]) -> None:
-    assert merge(layout(*[10.0] * 8, **fields)).merges == ()
+    assert merge(cold(*[10.0] * 8, **fields)).merges == ()
 
 
 def test_neighbours_on_different_brokers_are_not_merged() -> None:
-    now = layout(*[10.0] * 8)
+    now = cold(*[10.0] * 8)
     owned = tuple(
         replace(bundle, broker=f"b{at % 2}") for at, bundle in enumerate(now.cluster.bundles)
     )
     assert merge(replace(now, cluster=replace(now.cluster, bundles=owned))).merges == ()
     off: dict[str, object] = {"plannerMergeEnabled": "false"}
-    assert merge(layout(*[10.0] * 8, settings=off)).merges == ()
+    assert merge(cold(*[10.0] * 8, settings=off)).merges == ()
 
 
 @given(st.floats(6001, 29_000))
 def test_what_a_split_made_is_not_merged(load: float) -> None:
     """Halves of the lightest bundle that is split at all."""
     halves = [load / 2] * 2
-    assert merge(layout(*halves, settings={"plannerMergeBundlesMin": 1})).merges == ()
+    assert merge(cold(*halves, settings={"plannerMergeBundlesMin": 1})).merges == ()
+
+
+def test_a_pair_is_merged_once_it_was_cold_for_long() -> None:
+    """So what was split lately stays, and one busy check begins the wait again."""
+    settings: dict[str, object] = {"plannerMergeHits": 2, "plannerMergeBundlesMin": 1}
+    quiet, busy = layout(10.0, 10.0, settings=settings), layout(10.0, 9000.0, settings=settings)
+    memory, merged = Memory(), []
+    for found in (quiet, quiet, busy, quiet, quiet, quiet):
+        outcome = merge(replace(found, memory=memory))
+        memory = outcome.memory
+        merged.append(len(outcome.merges))
+    assert merged == [0, 0, 0, 0, 0, 1]
+    assert memory.merge_hits == {}
+
+
+def test_a_namespace_keeps_the_bundles_it_was_created_with() -> None:
+    now = cold(*[10.0] * 8, settings={"plannerMergeBundlesMin": 1})
+    policies = replace(now.policies, bundles_min={str(NAMESPACE): 7})
+    assert len(merge(replace(now, policies=policies)).merges) == 1
+    assert len(merge(now).merges) == 4
+
+
+def test_few_pairs_are_merged_at_a_time() -> None:
+    assert len(merge(cold(*[10.0] * 32)).merges) == MERGES_MAX
+
+
+def test_what_would_be_split_under_twice_its_load_is_not_merged() -> None:
+    """However the conditions of splits are set."""
+    planner: dict[str, object] = {
+        "loadBalancerLoadSheddingStrategy": "Planner",
+        "plannerMergeBundlesMin": 1,
+    }
+    heavy = [1499.0, 1499.0]
+    merged = merge(cold(*heavy, settings={**planner, "plannerSplitShare": 0}))
+    assert len(merged.merges) == 1
+    assert merge(cold(*heavy, settings=planner)).merges == ()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 0xFFFFFFFE), st.floats(0, 20_000)), max_size=12),
+    st.sampled_from(["Planner", "ThresholdShedder"]),
+    st.sampled_from(["range_equally_divide", "topic_count_equally_divide"]),
+)
+def test_splits_and_merges_end_under_constant_load(
+    loads: list[tuple[int, float]], strategy: str, algorithm: str
+) -> None:
+    """A bundle that was split does not come back while the load stays, and nor does a boundary that
+    a merge has removed: so they end."""
+    settings: dict[str, object] = {
+        "loadBalancerNamespaceBundleSplitConditionHitCountThreshold": 1,
+        "loadBalancerLoadSheddingStrategy": strategy,
+        "defaultNamespaceBundleSplitAlgorithm": algorithm,
+        "plannerMergeHits": 2,
+        "plannerMergeBundlesMin": 1,
+    }
+    given_topics = [
+        TopicLoad(f"persistent://public/default/{at}", position, rates(load))
+        for at, (position, load) in enumerate(loads)
+    ]
+    edges, splitting, merging = set(initial_boundaries(4)), Memory(), Memory()
+    parents, removed, quiet = set[str](), set[int](), 0
+    for _ in range(300):
+        now = _measured(sorted(edges), given_topics, settings)
+        splits = split(replace(now, memory=splitting))
+        merges = merge(replace(now, memory=merging))
+        splitting, merging = splits.memory, merges.memory
+        quiet = 0 if splits.splits or merges.merges else quiet + 1
+        for chosen in splits.splits:
+            name = BundleName.parse(chosen.bundle)
+            inside = [topic for topic in given_topics if name.contains_hash(topic.position)]
+            fresh = set(
+                chosen.boundaries
+                or boundaries(name, chosen.algorithm, inside, now.settings)
+                or boundaries(name, "range_equally_divide", inside, now.settings)
+            )
+            assert not fresh & removed, "a merge was undone"
+            parents.add(chosen.bundle)
+            edges |= fresh
+        for pair in merges.merges:
+            edge = BundleName.parse(pair.bundles[0]).high
+            if edge in edges and not any(chosen.bundle in pair.bundles for chosen in splits.splits):
+                assert pair.merged not in parents, "a split was undone"
+                removed.add(edge)
+                edges.discard(edge)
+        if quiet > 4:
+            return
+    raise AssertionError("splits and merges do not end")
+
+
+def _measured(
+    edges: list[int], given_topics: list[TopicLoad], settings: dict[str, object]
+) -> Situation:
+    """The bundles between these edges, at one broker, with the topics in each."""
+    found = []
+    for name in bundles_of(NAMESPACE, edges):
+        inside = [topic for topic in given_topics if name.contains_hash(topic.position)]
+        total = sum((topic.rates for topic in inside), Rates())
+        hot = tuple(sorted(inside, key=lambda topic: -topic.rates.size))
+        found.append(
+            Bundle(str(name), "b0", History.steady(total), len(inside), len(inside), hot=hot)
+        )
+    made = situation([broker("b0")], found, settings=settings)
+    return replace(made, cluster=replace(made.cluster, bundles=tuple(found)))
 
 
 @given(st.floats(1, 29_000), st.integers(0, 20), st.floats(0, 10), st.floats(0, 1))
@@ -288,7 +406,7 @@ def test_what_the_planner_split_is_not_merged(
     }
     rest = [ratio * load] * others
     whole = layout(load, *rest, settings=planner)
-    parts = layout(share * load, (1 - share) * load, *rest, settings=planner)
+    parts = cold(share * load, (1 - share) * load, *rest, settings=planner)
     ours = tuple(bundle.name for bundle in parts.cluster.bundles[:2])
     if loads(whole)[0] > heavy(whole, loads(whole)):
         assert ours not in [found.bundles for found in merge(parts).merges]

@@ -244,6 +244,10 @@ def test_the_whole_explanation() -> None:
         ("scale-down: magnetar-operator", "Broker-0 was drained (scale-down: magnetar-operator)"),
         ("drained by magnetar drain", "Broker-0 was drained"),
         (
+            "merged from 0x00000000_0x40000000 and 0x40000000_0x80000000",
+            "It was merged from 0x00000000_0x40000000 and 0x40000000_0x80000000",
+        ),
+        (
             "split from 0x00000000_0x80000000",
             "It is a part of 0x00000000_0x80000000, which was split",
         ),

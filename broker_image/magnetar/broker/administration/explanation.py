@@ -19,6 +19,7 @@ NAMES_MAX = 5
 _GONE = re.compile(r"(?P<incarnation>\S+) is gone")
 _STUCK = re.compile(r"Assigning by (?P<incarnation>\S+) for (?P<seconds>\d+) s")
 _SPLIT = re.compile(r"split (?:of|from) (?P<parent>\S+)")
+_MERGED = re.compile(r"merged from (?P<left>\S+) and (?P<right>\S+)")
 
 
 def explain_in_words(facts: Facts) -> dict[str, list[str]]:
@@ -213,6 +214,11 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
         return (
             f"{slow} was to take it over and had not after {stuck['seconds']} s, so the leader "
             f"gave it to {owner}."
+        )
+    if merged := _MERGED.fullmatch(reason):
+        return (
+            f"It was merged from {merged['left']} and {merged['right']}, which were served where it "
+            "began."
         )
     if split := _SPLIT.fullmatch(reason):
         return (

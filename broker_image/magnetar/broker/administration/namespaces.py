@@ -85,7 +85,7 @@ class Namespaces:
         own = {key: _of_this_cluster(key, value) for key, value in policies.items()}
         policies = {key: value for key, value in own.items() if value is not None}
         check(policies)
-        record = NamespaceRecord(boundaries=boundaries, policies=policies)
+        record = NamespaceRecord(boundaries, policies, bundles_created=len(boundaries) - 1)
         revision = await self._site.create(
             keys.namespace(name), record.encode(), f"namespace {name}"
         )

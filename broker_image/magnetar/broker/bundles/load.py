@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from magnetar.balance.load import REPORT_BYTES_MAX, LoadReport, report_due
+from magnetar.broker.bundles.balancing.merging import LoadMerger
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
 from magnetar.broker.bundles.balancing.splitting import LoadSplitter
@@ -80,11 +81,13 @@ def load_work(
     usage: Usage,
     lease: Callable[[], int],
 ) -> tuple[tuple[str, Callable[[], Coroutine[Any, Any, None]]], ...]:
-    """What a broker does about its load, by name: reports, and splits of what is too hot."""
+    """What a broker does about its load, by name: reports, splits of what is too hot, and
+    merges of what is cold."""
     sampler = LoadSampler(
         context, ownership.owned, ownership.reports, usage, ownership.recent_moves
     )
     settings, sight = ownership.balance, ownership.assigner.placer.sight
     reporter = LoadReporter(context, views, sampler, settings, lease)
-    splitter = LoadSplitter(context, sight, sampler, settings, ownership.split)
+    merger = LoadMerger(context, sight, sampler, settings, ownership.merge)
+    splitter = LoadSplitter(context, sight, sampler, settings, ownership.split, merger)
     return ("load report", reporter.run), ("splits by load", splitter.run)

@@ -100,7 +100,9 @@ def test_fields_of_a_former_owner_stay_as_they_are() -> None:
     assert changes_text(record_changes(current, taken)) == (
         'policies.message_ttl_in_seconds: 3600 -> 5; owner: "shop/first" -> "shop/second"'
     )
-    assert released_record(taken) == NamespaceRecord(taken.boundaries, taken.policies)
+    assert released_record(taken) == NamespaceRecord(
+        taken.boundaries, taken.policies, bundles_created=taken.bundles_created
+    )
 
 
 def test_changes_are_told_field_by_field_and_within_bounds() -> None:

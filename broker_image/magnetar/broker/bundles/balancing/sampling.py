@@ -84,6 +84,8 @@ class LoadSampler:
         self._context, self._served, self._reports, self._usage = context, served, reports, usage
         self._moves = moves
         self._bundles: dict[str, _Sampled] = {}
+        self.loads: Mapping[str, BundleLoad] = {}
+        """Of every bundle served here, as of the last sample."""
         self._totals, self._since = self._counted(), context.clock.monotonic()
         self.latest: LoadReport | None = None
 
@@ -96,6 +98,7 @@ class LoadSampler:
         self._bundles = {name: seen for name, seen in self._bundles.items() if name in served}
         await self._begin(served, turns)
         loads = [await self._load_of(name, owned, turns) for name, owned in served.items()]
+        self.loads = {load.name: load for load in loads}
         top = [
             replace(load, hot=await self._hot(load.name, served[load.name], turns))
             for load in await self._context.compute(lambda: top_bundles(loads, settings))

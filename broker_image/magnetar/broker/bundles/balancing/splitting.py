@@ -18,6 +18,7 @@ import structlog
 from magnetar.balance.cluster import Memory, Outcome, Split
 from magnetar.balance.load import TopicLoad
 from magnetar.balance.settings import MIB, Settings
+from magnetar.broker.bundles.balancing.merging import LoadMerger
 from magnetar.broker.bundles.balancing.picture import Sight
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
@@ -42,20 +43,25 @@ class LoadSplitter:
         sampler: LoadSampler,
         settings: BalanceSettings,
         split: SplitBundle,
+        merger: LoadMerger,
     ) -> None:
         self._context, self._sight, self._sampler = context, sight, sampler
-        self._settings, self._split = settings, split
+        self._settings, self._split, self._merger = settings, split, merger
         self._memory = Memory()
 
     async def run(self) -> None:
         """Look until cancelled."""
         clock = self._context.clock
+        merged_at = clock.monotonic()
         while True:
             due = clock.monotonic() + self._settings.current.split_interval_s
             while (left := due - clock.monotonic()) > 0:
                 await asyncio.sleep(min(left, LOOK_S_MAX))
                 due = min(due, clock.monotonic() + self._settings.current.split_interval_s)
             await self.look()
+            if clock.monotonic() >= merged_at + 60 * self._settings.current.split_minutes:
+                merged_at = clock.monotonic()
+                await self._merger.look()
 
     async def look(self) -> None:
         """Split what is due."""

@@ -63,6 +63,7 @@ async def test_only_our_own_bundles_are_split_after_enough_looks() -> None:
         ),
         cast(Any, SimpleNamespace(current=settings)),
         split,
+        cast(Any, None),
     )
 
     for looks, expected in ((1, 0), (1, 1), (1, 1), (1, 2)):
