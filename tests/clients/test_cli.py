@@ -270,8 +270,8 @@ def test_bundles_move_where_they_are_sent(program: Program, cluster: Cluster) ->
 
 
 def test_a_bundle_is_split_under_its_topics(program: Program) -> None:
-    """In the middle, then at a given place; topics stay where they were, explanations name the
-    parent."""
+    """In the middle, then at a given place, and two parts merged; topics stay where they were,
+    explanations name the parent."""
     program.ok("namespaces", "create", "cli-splits/n", "--bundles", "1")
     topic = "persistent://cli-splits/n/t"
     program.ok("produce", topic, "-m", "before")
@@ -296,6 +296,12 @@ def test_a_bundle_is_split_under_its_topics(program: Program) -> None:
         "the split is known", lambda: len(program.json("bundles", "list", "cli-splits/n")) == 4
     )
     assert program.refused("bundles", "split", children[0])
+    merged = program.json("bundles", "merge", "cli-splits/n/0x00000000_0x10000000")["merged"]
+    assert merged == "cli-splits/n/0x00000000_0x20000000"
+    wait_for(
+        "the merge is known", lambda: len(program.json("bundles", "list", "cli-splits/n")) == 3
+    )
+    assert "the last of its namespace" in program.refused("bundles", "merge", children[1])
     assert [row["value"] for row in program.json("topics", "peek", topic, "-n", "5")] == ["before"]
 
 
