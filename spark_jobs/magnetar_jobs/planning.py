@@ -212,11 +212,11 @@ async def _holdings(
     store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName
 ) -> Holdings:
     """Read the record and then the manifest, and look which files of the chain are sealed.
-    Raises ServiceNotReady if the bundle was split."""
+    Raises ServiceNotReady if the bundle was split or merged."""
     record = await _record(store, bundle)
     manifest, _, _ = await load_manifest(store, volume, bundle)
     if not manifest.generation:
-        await _record(store, bundle)  # a split takes the manifest away
+        await _record(store, bundle)  # a split or merge takes the manifest away
     holdings = Holdings.of(manifest, str(topic))
     if record is None or not record.chain:
         return holdings
@@ -242,18 +242,18 @@ async def _holdings(
 
 async def _record(store: MetadataStore, bundle: BundleName) -> BundleRecord | None:
     """The bundle's record; None if nobody has ever had it, in this incarnation of its namespace.
-    Raises ServiceNotReady if it was split."""
+    Raises ServiceNotReady if it was split or merged."""
     item = await store.get(keys.bundle(bundle))
     record = BundleRecord.decode(item.value) if item is not None else None
     if record is None or record.state is not BundleState.DELETED:
         return record
-    # Read behind the record: the transaction of a split has taken the bundle out of the boundaries.
+    # Read behind the record: the transaction of a split or merge has taken the bundle out of the boundaries.
     namespace = await store.get(keys.namespace(bundle.namespace))
     if namespace is not None and bundle in bundles_of(
         bundle.namespace, NamespaceRecord.decode(namespace.value).boundaries
     ):
         return None  # its namespace was deleted and made again, and nobody has asked for it since
-    raise ServiceNotReady(f"bundle {bundle} was split just now; look its topics up again")
+    raise ServiceNotReady(f"bundle {bundle} was split or merged just now; look its topics up again")
 
 
 def _chain_files(record: BundleRecord) -> Iterator[tuple[int, LogSource]]:

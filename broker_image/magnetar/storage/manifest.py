@@ -107,6 +107,13 @@ class Manifest:
     topics: dict[str, TopicSegments] = field(default_factory=dict)
     covered: tuple[int, int] | None = None
 
+    @property
+    def newest_term(self) -> int:
+        """The newest term of which anything is known to have been taken in. A merged manifest may
+        have taken in more than it covers."""
+        covered = self.covered[0] if self.covered is not None else -1
+        return max((covered, *(epoch for file in self.level0 for epoch in file.epochs)))
+
     def topic(self, name: str) -> TopicSegments:
         """The segments of a topic, empty ones if it has none."""
         return self.topics.get(name, TopicSegments())

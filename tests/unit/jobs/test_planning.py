@@ -240,7 +240,7 @@ def test_a_child_of_a_split_has_the_files_that_were_published_for_its_parent(
     change_record(topic, lambda found: BundleRecord(BundleState.DELETED, found.epoch))
     topic.run(divide_namespace(topic))
     assert taken(topic, planned(topic, child)) == places(history.entries)
-    with pytest.raises(ServiceNotReady, match="was split just now"):
+    with pytest.raises(ServiceNotReady, match="was split or merged just now"):
         planned(topic)
 
 
@@ -260,7 +260,7 @@ def test_a_split_between_record_and_manifest_is_noticed(
         await divide_namespace(topic)
 
     after_the_record_was_read(topic, monkeypatch, split)
-    with pytest.raises(ServiceNotReady, match="was split just now"):
+    with pytest.raises(ServiceNotReady, match="was split or merged just now"):
         planned(topic)
 
 

@@ -36,6 +36,7 @@ from magnetar.storage.manifest import (
     encode_manifest,
     load_manifest,
 )
+from magnetar.storage.segments.level_one import LevelOneRewrite
 from magnetar.storage.volumes.posix import PosixVolume
 from tests.support.logs import CLOCK, run_on_volume
 
@@ -323,3 +324,47 @@ def test_a_missing_object_is_reported_with_the_remedy(tmp_path: Path) -> None:
             await load_manifest(store, volume, BUNDLE)
 
     run_on_volume(tmp_path, script)
+
+
+def test_a_merged_manifest_lists_all_that_its_parents_did_and_covers_what_both_cover() -> None:
+    """A file that both list counts with the terms of both; what only one has covered is taken in
+    again, and nothing of it twice."""
+    other = "persistent://a/b/d"
+    shared, left_only, right_only = (LevelZero("b.1", number, 4096, (7,)) for number in range(3))
+    left = Manifest(
+        "a/b/0x00000000_0x40000000",
+        4,
+        (shared, left_only),
+        {TOPIC: TopicSegments((SEGMENT,))},
+        (7, 5),
+    )
+    theirs = dataclasses.replace(shared, epochs=(9,))
+    right = Manifest(
+        "a/b/0x40000000_0x80000000", 2, (theirs, right_only), {other: TopicSegments()}, (9, 5)
+    )
+    whole = BundleName.parse("a/b/0x00000000_0x80000000")
+    merged = left.merged_with(right, whole, 6)
+    assert (merged.bundle, merged.generation, merged.covered) == (str(whole), 6, (7, 5))
+    assert set(merged.topics) == {TOPIC, other}
+    assert {(file.file, file.epochs) for file in merged.level0} == {
+        (0, (7, 9)),
+        (1, (7,)),
+        (2, (7,)),
+    }
+    again = right.merged_with(left, whole, 6)
+    assert (set(again.level0), again.covered) == (set(merged.level0), merged.covered)
+    late = LevelZero("b.1", 5, 4096, (7, 9))
+    assert merged.with_files([late], (11, 6)).level0[-1] == late, "both terms of it are new"
+    assert right.merged_with(dataclasses.replace(left, covered=None), whole, 6).covered is None
+
+
+def test_a_merged_manifest_knows_of_its_newer_term() -> None:
+    """An owner of a former term leaves it alone, though it covers no more than the older one."""
+    older = Manifest("a/b/0x00000000_0x40000000", 4, covered=(7, 5))
+    newer = Manifest("a/b/0x40000000_0x80000000", 2, (LevelZero("b.1", 0, 9, (9,)),), {}, (9, 5))
+    merged = older.merged_with(newer, BundleName.parse("a/b/0x00000000_0x80000000"), 6)
+    assert (older.newest_term, newer.newest_term, merged.newest_term) == (7, 9, 9)
+    assert Manifest("a/b/0x00000000_0x40000000", 0).newest_term == -1
+    rewrite = LevelOneRewrite("intent", (), epoch=8)
+    assert rewrite.apply(merged) is None
+    assert dataclasses.replace(rewrite, epoch=9).apply(merged) is not None

@@ -88,7 +88,7 @@ class ManifestCompactor:
         await self._resolve()
         forget_runs(bundle)
         manifest = bundle.catalog.manifest
-        if manifest.covered is not None and manifest.covered[0] > bundle.epoch:
+        if manifest.newest_term > bundle.epoch:
             return None  # our term is over, and we have not learned of it yet
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
         age_ms = int(settings.rewrite_age_s * 1000)

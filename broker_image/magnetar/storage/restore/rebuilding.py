@@ -297,10 +297,7 @@ def _live(candidates: Mapping[str, Chosen], result: RebuiltStore) -> dict[str, C
             ranges = ", ".join(known.rpartition("/")[2] for known in younger)
             within = all(bundle.includes(parsed[known]) for known in younger)
             result.bundles[name] = f"was {'split' if within else 'merged'} into {ranges}"
-        elif all(
-            record.epoch in candidates[known].named and bundle.includes(parsed[known])
-            for known in younger
-        ):
+        elif all(record.epoch in candidates[known].named for known in younger):
             for known in younger:
                 result.bundles[known] = f"left out for {name}: of a split that was not finished"
                 established.remove(known)

@@ -205,7 +205,7 @@ class LevelOneRewrite:
     def apply(self, manifest: Manifest) -> Manifest | None:
         """The manifest with this rewrite in it, or None if its inputs are gone, a compaction
         came first, or a later term was taken in."""
-        if manifest.covered is not None and manifest.covered[0] > self.epoch:
+        if manifest.newest_term > self.epoch:
             return None
         level0 = self._left(manifest.level0)
         if level0 is None:

@@ -135,7 +135,7 @@ async def test_a_bundle_is_split_and_merged_again_and_again(tmp_path: Path) -> N
     ):
         store, volume = broker.context.store, broker.context.volume
         last, generation = [(0, 0), (0, 0)], 0
-        for sequence in range(6):
+        for sequence in range(8):
             if sequence % 2:
                 await broker.ownership.split(WHOLE, MIDDLE)
             elif sequence:
@@ -152,7 +152,7 @@ async def test_a_bundle_is_split_and_merged_again_and_again(tmp_path: Path) -> N
                     await reader.subscribe(number, topic, subscription="again", durable=False)
                 ).type == Type.SUCCESS
                 reader.write(requests.flow(number, 1000))
-                for _ in range(6):
+                for _ in range(8):
                     await reader.message()
 
 
