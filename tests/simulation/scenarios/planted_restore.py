@@ -6,7 +6,7 @@ patched so (`none`: unpatched, the control). Imports: the restore scenario, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from magnetar.clock import Clock
 from magnetar.metadata.guarded import GuardedStore
 from magnetar.metadata.records import BundleRecord
 from magnetar.metadata.store import Compare, KeyValue, Operation, TxnResult
+from magnetar.names import BundleName
 from magnetar.storage.log.fencing import SealedFile
 from magnetar.storage.restore import rebuilding, restoring
 from magnetar.storage.restore.log_copies import Files, LogFacts, read_logs
@@ -97,6 +98,16 @@ def an_empty_store_is_believed(patch: Patch) -> None:
     patch.setattr(GuardedStore, "_check", check)
 
 
+def what_was_merged_comes_back(patch: Patch) -> None:
+    """Only parts of a bundle replace it, as if none had ever been merged."""
+    is_covered = rebuilding.is_covered
+
+    def by_parts(bundle: BundleName, others: Iterable[BundleName]) -> bool:
+        return is_covered(bundle, filter(bundle.includes, others))
+
+    patch.setattr(rebuilding, "is_covered", by_parts)
+
+
 BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
@@ -106,6 +117,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         terms_begin_without_a_copy,
         manifests_are_forgotten,
         an_empty_store_is_believed,
+        what_was_merged_comes_back,
     )
 }
 

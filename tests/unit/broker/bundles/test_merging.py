@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from magnetar.balance.settings import BALANCE
 from magnetar.broker.bundles import merge_planning
 from magnetar.broker.bundles.merge_planning import MergePlanner
 from magnetar.broker.incarnation import Broker
@@ -20,7 +21,7 @@ from magnetar.errors import NotAllowed, NotOwner, ServiceNotReady, StorageError,
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleState, NamespaceRecord
 from magnetar.metadata.store import TxnResult
-from magnetar.names import BundleName, TopicName, initial_boundaries
+from magnetar.names import BundleName, TopicName, bundles_of, initial_boundaries
 from magnetar.ownership.splits import range_equally_divide
 from magnetar.storage.manifest import load_manifest
 from magnetar.topics.ledger_ids import epoch_of
@@ -530,6 +531,28 @@ async def test_merges_by_rest(tmp_path: Path) -> None:
         await rest("PUT", f"{ours}/{LEFT.range}/merge", status=404)
         assert await peer.send(b"x", 0)
         assert broker.ready
+
+
+async def test_what_was_split_is_merged_again_once_it_is_cold(tmp_path: Path) -> None:
+    """By the broker itself, down to the bundles that the namespace was created with; clients stay
+    attached."""
+    balance = replace(BALANCE, split_minutes=0.01, merge_hits=1, merge_bundles_min=1)
+    async with (
+        running_broker(tmp_path, balance=balance, load_report_s=0.1) as broker,
+        attached(broker, LEFT_TOPIC, RIGHT_TOPIC) as peer,
+    ):
+        for bundle in bundles_of(NAMESPACE, initial_boundaries(4)):
+            await broker.ownership.resolve(bundle)
+        await until(lambda: len(broker.ownership.owned) == 4)
+        await broker.ownership.split(WHOLE, (0x90000000, 0xA0000000, 0xB0000000))
+        await until(lambda: len(broker.ownership.owned) == 4)
+        assert len(await boundaries(broker)) == 5
+        await asyncio.sleep(1.5)
+        assert len(await boundaries(broker)) == 5
+        assert broker.context.metrics.balance.merges._value.get() == 3
+        for number in (1, 2):
+            await round_trip(peer, number, 0)
+        assert await peer.is_quiet()
 
 
 @pytest.mark.slow
