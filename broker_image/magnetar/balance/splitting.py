@@ -239,6 +239,8 @@ def merge(situation: Situation) -> Outcome:
 
 def _cold_as_one(due: Sequence[Merge], situation: Situation) -> list[Merge]:
     """The merges that no split would undo, also under twice the load."""
+    if not due:
+        return []
     known = situation.cluster.bundle
     parts = {name for found in due for name in found.bundles}
     whole = tuple(

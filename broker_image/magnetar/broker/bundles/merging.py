@@ -230,6 +230,10 @@ class Merger:
         except (StoreError, StorageError, ServiceNotReady, BoundariesRefused) as error:
             await self._keep_apart(merge, str(error))
             return []
+        except Exception as error:  # both bundles serve: it costs this merge alone
+            self._context.metrics.surprises.note("merge", error, bundle=merge.names[0])
+            await self._keep_apart(merge, repr(error))
+            return []
         started = self._context.clock.monotonic()
         for owned in merge.parents:
             owned.freeze(buffering=True)
