@@ -162,7 +162,7 @@ class BrokerSettings:
         16 * _MIB,
         0,
         1024 * _MIB,
-        "message bytes that wait for the end of a bundle's split; producers of more are "
+        "message bytes of a bundle that wait for the end of its split or merge; producers of more are "
         "disconnected",
     )
     moves_parallel_max: int = bounded(16, 1, 1000, "bundles transferred at the same time")
