@@ -97,8 +97,9 @@ class Manifest:
     """All files of `bundle` (its full name).
 
     `covered` is (epoch, file number): everything of terms before that epoch, and of that term in
-    files before that number, has been taken in here; it only grows. What is taken in and not listed
-    any more was rewritten, or trimmed: it is never listed again.
+    files before that number, has been taken in here; it only grows, and a merged bundle begins with
+    the lesser of its parents'. What is taken in and not listed any more was rewritten, or trimmed:
+    it is never listed again, since no chain reaches back to it.
     """
 
     bundle: str
