@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dev.bench import balance
-from dev.bench.balance import CASES, STRATEGIES, TARGETS, Result, Simulation, disturbed, measured
+from dev.bench.balance import CASES, TARGETS, disturbed, measured
+from dev.bench.balance_simulation import STRATEGIES, Result, Simulation
 from magnetar.balance.settings import PLANNER
 
 
