@@ -146,26 +146,35 @@ class Merger:
         self._require_here(pair.right)
         await self._planner.check(pair)
         self._called_off.pop(name, None)
-        committed = None
-        while committed is None:  # again if our own checkpoint changed a record first
-            left, other = (self._settled(str(known)) for known in (pair.left, pair.right))
-            wanted = rules.merge(left.record, other.record, pair, reason)
-            committed = await self._records.commit_together(
-                [
-                    RecordChange(name, left.mod_revision, wanted[0]),
-                    RecordChange(str(pair.right), other.mod_revision, wanted[1]),
-                ]
-            )
+        await self._ask(pair, reason)
         while self._served.get(name) is owned and self._records.settled(name) is None:
             await self._events.of(name).wait()
-        after, why = self._records.get(name), self._called_off.pop(name, "")
-        if why or (after is not None and after.record.state is not BundleState.DELETED):
-            why = why or "this broker has lost it"
+        after, why = self._records.get(str(pair.merged)), self._called_off.pop(name, "")
+        if why or after is None or after.record.state is BundleState.DELETED:
+            why = why or "this broker has lost one of them"
             raise ServiceNotReady(
                 f"bundles {pair.left} and {pair.right} were not merged: {why}; look at their "
                 "namespace and try again"
             )
         return pair.merged
+
+    async def _ask(self, pair: Neighbours, reason: str) -> None:
+        """Make both records Merging. Raises ServiceNotReady while one of them changes hands."""
+        left, right = (self._settled(str(known)) for known in (pair.left, pair.right))
+        while True:
+            wanted = rules.merge(left.record, right.record, pair, reason)
+            changes = [
+                RecordChange(str(pair.left), left.mod_revision, wanted[0]),
+                RecordChange(str(pair.right), right.mod_revision, wanted[1]),
+            ]
+            if await self._records.commit_together(changes) is not None:
+                return
+            # Our own checkpoint changed a record first. Or the answer was lost, and the merge may
+            # be over by now: its outcome is looked at next.
+            found = [self._records.settled(change.name) for change in changes]
+            if found[0] is None or found[1] is None:
+                return
+            left, right = found[0], found[1]
 
     def _require_here(self, neighbour: BundleName) -> None:
         """Raises NotAllowed, which says where it is and what to do."""

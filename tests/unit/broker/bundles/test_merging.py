@@ -259,6 +259,28 @@ async def test_a_merge_whose_answer_is_lost_is_found_out(tmp_path: Path, committ
         assert cluster.first.ready
 
 
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_request_whose_answer_is_lost_is_made_once(tmp_path: Path, committed: bool) -> None:
+    """Both records become Merging together or not at all, and the merge is carried out."""
+    async with halves(tmp_path) as (cluster, peer):
+        before, inner, lost = await round_trip(peer, 1, 0), cluster.network.transact, list[int]()
+
+        async def lossy(compares: Any, operations: Any) -> TxnResult:
+            asked = [found for found in operations if b'"Merging"' in getattr(found, "value", b"")]
+            if asked and not lost:
+                lost.append(len(asked))
+                if committed:
+                    await inner(compares, operations)
+                raise StoreUnavailable("injected: no answer")
+            return await inner(compares, operations)
+
+        cluster.network.transact = lossy  # type: ignore[method-assign]
+        assert await cluster.first.ownership.merge(LEFT) == WHOLE
+        assert lost == [2]
+        assert await round_trip(peer, 1, 1) > before
+        assert cluster.first.ready
+
+
 async def test_a_policy_that_is_set_during_a_merge_stays(tmp_path: Path) -> None:
     """Whoever changes the namespace in between makes the merge read it again."""
     async with halves(tmp_path) as (cluster, _peer):
