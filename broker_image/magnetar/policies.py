@@ -39,6 +39,7 @@ KEPT_POLICIES: Mapping[str, Any] = MappingProxyType(
 )
 """Of a namespace whose policies are lost: nothing goes before an administrator has said so."""
 _NO_QUOTAS: Mapping[str, Any] = MappingProxyType({})
+SNAPSHOT_RECORDS_MIN, SNAPSHOT_RECORDS_MAX = 100, 1_000_000
 _INT_MAX, _LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 
@@ -81,6 +82,17 @@ class InactiveTopic:
 
 
 @dataclass(frozen=True, slots=True)
+class WatermarkPolicy:
+    """Whether producers may assert event times. One that is silent for `idle_timeout_s` (0:
+    however long) counts no more; a snapshot is written every `snapshot_records` control
+    records."""
+
+    enabled: bool = False
+    idle_timeout_s: int = 300
+    snapshot_records: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
 class Policies:
     """Effective policies of a topic. The defaults are Pulsar's."""
 
@@ -102,6 +114,7 @@ class Policies:
     max_unacked_per_subscription: int = 200_000
     delayed_delivery: DelayedDelivery = DelayedDelivery()
     inactive_topic: InactiveTopic = InactiveTopic()
+    watermarks: WatermarkPolicy = WatermarkPolicy()
     subscription_types_enabled: frozenset[str] = frozenset(SUBSCRIPTION_TYPES)
     subscription_expiration_minutes: int = 0
     max_message_bytes: int = 0
@@ -266,6 +279,27 @@ def _inactive_topic(key: str, value: Any) -> dict[str, Any]:
     return {"inactive_topic": InactiveTopic(enabled, mode, seconds)}
 
 
+def _watermarks(key: str, value: Any) -> dict[str, Any]:
+    body, default = _object(key, value), WatermarkPolicy()
+    return {
+        "watermarks": WatermarkPolicy(
+            _bool(f"{key}.enabled", _given(body, "enabled", False)),
+            _int(
+                f"{key}.idleTimeout",
+                _given(body, "idleTimeout", default.idle_timeout_s),
+                0,
+                _INT_MAX,
+            ),
+            _int(
+                f"{key}.snapshotInterval",
+                _given(body, "snapshotInterval", default.snapshot_records),
+                SNAPSHOT_RECORDS_MIN,
+                SNAPSHOT_RECORDS_MAX,
+            ),
+        )
+    }
+
+
 def _subscription_types(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise InvalidRequest(
@@ -297,6 +331,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "max_unacked_messages_per_subscription": _number("max_unacked_per_subscription"),
         "delayed_delivery_policies": _delayed_delivery,
         "inactive_topic_policies": _inactive_topic,
+        "watermarks": _watermarks,
         "subscription_types_enabled": _subscription_types,
         "subscription_expiration_time_minutes": _number("subscription_expiration_minutes"),
         "max_message_size": _number("max_message_bytes"),

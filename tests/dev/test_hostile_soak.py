@@ -62,6 +62,7 @@ def test_largest_frames_cover_every_command_with_room() -> None:
     assert left == {
         *("ping", "pong", "flow", "unsubscribe", "consumer_stats", "get_last_message_id", "reached_end_of_topic"),
         *("active_consumer_change", "new_txn", "end_txn", "tc_client_connect_request", "watch_topic_list_close"),
+        *("set_watermark", "watermark", "get_last_watermark", "get_last_watermark_response"),
     }  # fmt: skip
 
 

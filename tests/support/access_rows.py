@@ -192,6 +192,7 @@ _ROWS: dict[tuple[Right, int], str] = {
         GET,POST /admin/v2/schemas/{tenant}/{namespace}/{topic}/metadata
     """,
     (Right.USE, 403): """
+        GET /magnetar/v1/watermarks/{tenant}/{namespace}/{topic}
         GET N/topics
         GET /admin/v2/{domain}/{tenant}/{namespace}
         GET /admin/v2/{domain}/{tenant}/{namespace}/partitioned
@@ -209,6 +210,7 @@ _ROWS: dict[tuple[Right, int], str] = {
         GET T/subscription/{subscription}/position/{number}
         POST T/subscription/{subscription}/analyzeBacklog
         GET,PUT T/subscription/{subscription}/properties
+        GET T/subscription/{subscription}/watermark
         POST T/subscription/{subscription}/resetcursor/{timestamp}
         POST T/subscription/{subscription}/resetcursor
         POST T/subscription/{subscription}/skip/{count}
@@ -309,6 +311,11 @@ COMMAND_ROWS: dict[str, CommandRow] = {
     "GET_LAST_MESSAGE_ID": CommandRow(
         Right.CONSUME, "get_last_message_id_response", "MetadataError", "consumer"
     ),
+    "GET_LAST_WATERMARK": CommandRow(
+        Right.CONSUME, "get_last_watermark_response", "MetadataError", "consumer"
+    ),
+    # the policy is off
+    "SET_WATERMARK": CommandRow(Right.PRODUCE, "NotAllowedError", "ServiceNotReady", "producer"),
     "SEEK": CommandRow(Right.CONSUME, "success", "MetadataError", "consumer"),
     "UNSUBSCRIBE": CommandRow(Right.CONSUME, "success", "MetadataError", "consumer"),
     "CLOSE_CONSUMER": CommandRow(Right.CONSUME, "success", "success", "consumer"),
@@ -345,6 +352,7 @@ COMMAND_ROWS: dict[str, CommandRow] = {
             "END_TXN_RESPONSE",
             "ERROR",
             "GET_LAST_MESSAGE_ID_RESPONSE",
+            "GET_LAST_WATERMARK_RESPONSE",
             "GET_OR_CREATE_SCHEMA_RESPONSE",
             "GET_SCHEMA_RESPONSE",
             "GET_TOPICS_OF_NAMESPACE_RESPONSE",
@@ -361,6 +369,7 @@ COMMAND_ROWS: dict[str, CommandRow] = {
             "TOPIC_MIGRATED",
             "WATCH_TOPIC_LIST_SUCCESS",
             "WATCH_TOPIC_UPDATE",
+            "WATERMARK",
         )
     },
 }

@@ -15,7 +15,8 @@ from typing import Any
 from magnetar.clock import SystemClock
 from magnetar.errors import StorageError
 from magnetar.metadata.records import LogPosition
-from magnetar.storage.log.format import Encoded, EntriesRecord, encode_entries
+from magnetar.storage.log.format import EntriesRecord, encode_entries
+from magnetar.storage.log.framing import Encoded
 from magnetar.storage.log.recovery import scan
 from magnetar.storage.log.writer import LogWriter, RecordPlace, Sealed
 from magnetar.storage.volumes.posix import PosixVolume

@@ -36,6 +36,7 @@ FULL = {
     },
     "autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": False},
     "delayed_delivery_policies": {"active": True, "tickTime": 100},
+    "watermarks": {"enabled": True, "idleTimeout": 60, "snapshotInterval": 1000},
     "encryption_required": False,
     "subscription_types_enabled": ["Shared", "Failover"],
     **dict.fromkeys(MAXIMA[:-1], 7),
@@ -102,6 +103,13 @@ def policies() -> st.SearchStrategy[dict[str, Any]]:
             ),
             "delayed_delivery_policies": st.fixed_dictionaries(
                 {"active": st.booleans()}, optional={"tickTime": st.integers(1, 9999)}
+            ),
+            "watermarks": st.fixed_dictionaries(
+                {"enabled": st.booleans()},
+                optional={
+                    "idleTimeout": st.integers(0, 9999),
+                    "snapshotInterval": st.integers(100, 1_000_000),
+                },
             ),
             "subscription_types_enabled": st.lists(
                 st.sampled_from(("Exclusive", "Shared", "Failover", "Key_Shared")),

@@ -20,6 +20,7 @@ from magnetar.policies import (
     DelayedDelivery,
     InactiveTopic,
     Policies,
+    WatermarkPolicy,
     check,
     effective,
     readable,
@@ -65,6 +66,10 @@ GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
         },
         {"inactive_topic": InactiveTopic(True, CAUGHT_UP, 5)},
     ),
+    "watermarks": (
+        {"enabled": True, "idleTimeout": 5},
+        {"watermarks": WatermarkPolicy(True, 5, 10_000)},
+    ),
     "subscription_types_enabled": (
         ["Shared"],
         {"subscription_types_enabled": frozenset({"Shared"})},
@@ -93,6 +98,9 @@ BAD: list[tuple[str, Any]] = [
     ("backlog_quota_map", {"message_age": {"policy": "wait"}}),
     ("delayed_delivery_policies", {"tickTime": 0}),
     ("inactive_topic_policies", {"inactiveTopicDeleteMode": "never"}),
+    ("watermarks", {"enabled": "yes"}),
+    ("watermarks", {"enabled": True, "idleTimeout": -1}),
+    ("watermarks", {"enabled": True, "snapshotInterval": 99}),
     ("subscription_types_enabled", "Shared"),
     ("subscription_types_enabled", ["Broadcast"]),
 ]

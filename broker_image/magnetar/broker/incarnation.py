@@ -26,7 +26,7 @@ from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.draining import Draining
-from magnetar.broker.gauges import damage_table, expose_access
+from magnetar.broker.gauges import damage_table, expose_access, expose_watermarks
 from magnetar.broker.metrics import BrokerMetrics
 from magnetar.broker.predecessors import fence_predecessors
 from magnetar.broker.topics.deletion_marks import DeletionMarks
@@ -161,6 +161,7 @@ class Broker:
         self._keep_up("maintenance", self.maintenance.run)
         self.deletion_marks = DeletionMarks(self.context, self.views)
         self._keep_up("marks of deletions", self.deletion_marks.run)
+        expose_watermarks(self.metrics, self._ports.clock, self.ownership.owned)
         usage = self._ports.usage
         for name, run in load_work(
             self.context, self.views, self.ownership, usage, lambda: self.lease_id

@@ -1,6 +1,6 @@
 """`magnetar topics`.
 
-Owns: list, create, delete, partitions, stats, peek, terminate, unload of topics. Imports: typer,
+Owns: list, create, delete, partitions, stats, watermarks, peek, terminate, unload of topics. Imports: typer,
 rest, screen; the client only to peek. Invariant: on a partitioned topic a command means all its
 partitions.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -233,6 +234,47 @@ def _render_internal(screen: Screen, name: TopicName, stats: Mapping[str, Any]) 
             for cursor, row in sorted(stats["cursors"].items())
         ],
     )
+
+
+@topics.command()
+@connected
+def watermarks(session: Session, topic: Topic) -> None:
+    """Event-time watermarks of its subscriptions, and who holds them back."""
+    name = topic_of(topic)
+    found = session.rest.get(
+        f"/magnetar/v1/watermarks/{name.namespace_name}/{quote(name.local, safe='')}"
+    )
+    session.screen.show(found, lambda: _render_watermarks(session.screen, name, found))
+
+
+def _render_watermarks(
+    screen: Screen, name: TopicName, found: Mapping[str, Mapping[str, Any]]
+) -> None:
+    if not found:
+        screen.line(f"{name} has no durable subscriptions")
+        return
+    screen.table(
+        ("subscription", "watermark", "bounded by", "active producers", "clamped"),
+        [
+            (
+                subscription,
+                "-" if row["watermark"] is None else row["watermark"],
+                _holder_text(row["boundedBy"]),
+                row["activeProducers"],
+                row["clamped"],
+            )
+            for subscription, row in sorted(found.items())
+        ],
+    )
+
+
+def _holder_text(held: Mapping[str, Any] | None) -> str:
+    """The producer, or the transaction of one, that decides a watermark."""
+    if held is None:
+        return "-"
+    at = "nothing asserted" if held["eventTime"] is None else f"at {held['eventTime']}"
+    txn = f" in transaction {held['transaction']}" if "transaction" in held else ""
+    return f"producer {held['producer']}{txn}, {at}"
 
 
 @topics.command()

@@ -189,6 +189,26 @@ class DelayedDelivery(PolicyModel):
     )
 
 
+class Watermarks(PolicyModel):
+    """Event-time watermarks (PIP-102)."""
+
+    enabled: bool = Field(description="Whether producers may assert event times.")
+    idleTimeout: int = Field(
+        default=300,
+        ge=0,
+        le=INT_MAX,
+        description="Seconds after which a silent producer does not hold watermarks back; 0 = "
+        "never.",
+    )
+    snapshotInterval: int = Field(
+        default=10_000,
+        ge=100,
+        le=1_000_000,
+        description="Assertions after which a snapshot is written; an attach or a seek reads no "
+        "more.",
+    )
+
+
 def _maximum(what: str) -> Any:
     return Field(
         default=None, ge=0, le=INT_MAX, description=f"{what}; 0 = no limit. Absent: not owned here."
@@ -232,6 +252,11 @@ class Policies(PolicyModel):
     delayed_delivery_policies: DelayedDelivery | None = Field(
         default=None,
         description="Whether messages may ask to be delivered later. Absent: not owned here.",
+    )
+    watermarks: Watermarks | None = Field(
+        default=None,
+        description="Whether producers may assert event times, of which consumers get watermarks. "
+        "Absent: not owned here.",
     )
     encryption_required: bool | None = Field(
         default=None,

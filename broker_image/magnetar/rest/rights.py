@@ -201,6 +201,7 @@ USE = (
     f"{_TRANSACTIONS}/transactionBufferStats/{_ON_TOPIC}",
     f"{_TRANSACTIONS}/transactionInBufferStats/{_ON_TOPIC}/{{most}}/{{least}}",
     f"{_TRANSACTIONS}/transactionBufferInternalStats/{_ON_TOPIC}",
+    f"/magnetar/v1/watermarks/{_ON_TOPIC}",
 )
 CONSUME = (
     _S,
@@ -214,6 +215,7 @@ CONSUME = (
     f"{_S}/expireMessages",
     f"{_S}/expireMessages/{{seconds}}",
     f"{_S}/replicatedSubscriptionStatus",
+    f"{_S}/watermark",
     f"{_T}/replicatedSubscriptionStatus",
     f"{_T}/subscriptions",
     f"{_T}/examinemessage",

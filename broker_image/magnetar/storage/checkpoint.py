@@ -8,8 +8,10 @@ there again changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 from magnetar.errors import CorruptData, StorageError
@@ -22,6 +24,8 @@ from magnetar.storage.volumes.volume import Volume
 from magnetar.transactions.participant_records import ParticipantState
 
 KIND, VERSION = "checkpoint", 2
+CONTROL_RECORDS_PER_PIECE = 500
+"""Of watermarks: a millisecond or two."""
 
 
 class CursorValues(Protocol):
@@ -44,7 +48,8 @@ class TopicValues(Protocol):
     `sizes` is (bytes dropped, bytes appended, messages appended), `marks` are (ledger, entry,
     elapsed ms of `Checkpoint.incarnation`, bytes appended) of how old its entries are. `chunks` are
     (producer, sequence id, number, checksum, ledger, entry) of the chunks of messages stored last.
-    `transactions` is None for a topic that was never used with any.
+    `transactions` is None for a topic that was never used with any, `watermarks` for one on which
+    no producer ever asserted any; else control records in their order, as the log has them.
     """
 
     @property
@@ -65,6 +70,8 @@ class TopicValues(Protocol):
     def chunks(self) -> Sequence[tuple[str, int, int, int, int, int]]: ...
     @property
     def transactions(self) -> ParticipantState | None: ...
+    @property
+    def watermarks(self) -> Iterable[bytes] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,7 @@ class TopicCheckpoint:
     marks: tuple[tuple[int, int, int, int], ...] = ()
     chunks: tuple[tuple[str, int, int, int, int, int], ...] = ()
     transactions: ParticipantState | None = None
+    watermarks: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +160,22 @@ class CheckpointEncoder:
 
 def _pieces(separator: bytes, name: str, topic: TopicValues) -> Iterator[bytes]:
     fields = document_json(_fields(topic))
-    if topic.transactions is None:
+    if topic.transactions is None and topic.watermarks is None:
         yield b"%s%s:%s" % (separator, document_json(name), fields)
         return
     yield b"%s%s:%s," % (separator, document_json(name), fields[:-1])
-    yield from participant_pieces(topic.transactions)
+    if topic.transactions is not None:
+        yield from participant_pieces(topic.transactions)
+    else:
+        yield b"null"
+    if topic.watermarks is not None:
+        yield b",["
+        comma = b""
+        controls = iter(topic.watermarks)
+        while batch := list(islice(controls, CONTROL_RECORDS_PER_PIECE)):
+            yield comma + b",".join(b'"%s"' % b64encode(control) for control in batch)
+            comma = b","
+        yield b"]"
     yield b"]"
 
 
@@ -226,6 +245,7 @@ def _topic(
     marks: list[list[int]],
     chunks: list[Any],
     transactions: dict[str, Any] | None = None,
+    watermarks: list[str] | None = None,
 ) -> TopicCheckpoint:
     return TopicCheckpoint(
         created_ms,
@@ -240,6 +260,7 @@ def _topic(
             for producer, sequence, number, checksum, ledger, entry in chunks
         ),
         None if transactions is None else participant_state(transactions),
+        None if watermarks is None else tuple(map(b64decode, watermarks)),
     )
 
 

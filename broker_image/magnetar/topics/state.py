@@ -9,7 +9,7 @@ applying them once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.topics.ledgers import Position
@@ -67,7 +67,8 @@ class TopicState:
     are those stored last, by which repetitions are known. `sizes` is (bytes ever dropped, bytes and
     messages ever appended). `marks` are (ledger, entry, elapsed ms of the broker that writes the
     checkpoint, bytes appended up to it) of the last entry that each mark of age covers.
-    `transactions` is None for a topic that was never used with any.
+    `transactions` is None for a topic that was never used with any, `watermarks` (control records
+    as bytes) for one on which no producer ever asserted any.
     """
 
     created_ms: int
@@ -79,3 +80,4 @@ class TopicState:
     marks: Sequence[tuple[int, int, int, int]] = ()
     chunks: Sequence[ChunkState] = ()
     transactions: ParticipantState | None = None
+    watermarks: Iterable[bytes] | None = None

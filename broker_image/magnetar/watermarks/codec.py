@@ -138,7 +138,9 @@ class Decoder:
     A crash may cut a snapshot off: what follows begins another record, and the part is dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, midway: bool = False) -> None:
+        """`midway`: the log is read from some place on, which may lie within a snapshot."""
+        self._midway = midway
         self._anchor: Anchor | None = None
         self._whole = bytearray()
         self._segment = (0, 0, 0)
@@ -168,7 +170,7 @@ class Decoder:
             if whole is None:
                 return None
             return Anchored(anchor, _decoded_snapshot(whole)), Flag.HORIZON in flags
-        self._anchor = None
+        self._anchor, self._midway = None, False
         return Anchored(anchor, _decoded(kind, flags, body)), False
 
     def _joined(self, anchor: Anchor, body: memoryview) -> memoryview | None:
@@ -177,6 +179,9 @@ class Decoder:
         part = body[_SEGMENT.size :]
         if not number:
             self._whole.clear()
+            self._midway = False
+        elif self._midway:
+            return None
         elif self._anchor != anchor or self._segment != (number, count, crc):
             raise ValueError(f"segment {number} of {count} follows no segment {number - 1}")
         if number >= count or not 0 < len(part) <= SEGMENT_BYTES:

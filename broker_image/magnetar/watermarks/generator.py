@@ -85,6 +85,10 @@ class Generator:
         """Whether `advance` has more to read."""
         return bool(self._timeline.run(self._next, self._mark_delete, 1))
 
+    def gains(self, mark_delete: Place) -> bool:
+        """Whether an advance to there would read anything."""
+        return bool(self._timeline.run(self._next, mark_delete, 1))
+
     @property
     def active_count(self) -> int:
         return self._standing.active_count

@@ -23,6 +23,11 @@ class IdlePolicy:
         self.timeout_ms = timeout_ms
         self._seen_ms = dict.fromkeys(active, now_ms)
 
+    @property
+    def active(self) -> bool:
+        """Whether any producer may become idle."""
+        return bool(self._seen_ms)
+
     def asserted(self, producer: str, now_ms: int) -> None:
         """It is active."""
         self._seen_ms.pop(producer, None)

@@ -171,6 +171,16 @@ class Timeline:
         self._in_flight.append(anchored)
         return anchored
 
+    def withdraw(self) -> None:
+        """The log did not take the record that was queued last. Its anchor is not given again."""
+        if isinstance(self._in_flight.pop().record, Snapshot):
+            self._snapshot_queued = False
+
+    @property
+    def in_flight(self) -> int:
+        """How many records are queued and not applied yet."""
+        return len(self._in_flight)
+
     def apply(self, anchor: Anchor, record: Record) -> bool:
         """A record is durable, or is replayed. False if it was known."""
         anchors = self._anchors

@@ -135,6 +135,7 @@ def connected(
     message_bytes_max: int,
     *,
     topic_watchers: bool = True,
+    watermarks: bool = False,
 ) -> bytes:
     """CONNECTED. `protocol_version` is the smaller of both sides'; C++ clients refuse an empty
     server version.
@@ -145,6 +146,8 @@ def connected(
     if topic_watchers:
         flags.supports_topic_watchers = True
         flags.supports_topic_watcher_reconcile = True
+    if watermarks:  # only to a client that has asked: others do not know the flag
+        flags.supports_watermarks = True
     body = api.CommandConnected(
         server_version=server_version,
         protocol_version=protocol_version,

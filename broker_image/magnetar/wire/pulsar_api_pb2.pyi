@@ -287,6 +287,7 @@ class FeatureFlags(_message.Message):
     SUPPORTS_GET_PARTITIONED_METADATA_WITHOUT_AUTO_CREATION_FIELD_NUMBER: _builtins.int
     SUPPORTS_REPL_DEDUP_BY_LID_AND_EID_FIELD_NUMBER: _builtins.int
     SUPPORTS_TOPIC_WATCHER_RECONCILE_FIELD_NUMBER: _builtins.int
+    SUPPORTS_WATERMARKS_FIELD_NUMBER: _builtins.int
     supports_auth_refresh: _builtins.bool
     supports_broker_entry_metadata: _builtins.bool
     supports_partial_producer: _builtins.bool
@@ -294,6 +295,8 @@ class FeatureFlags(_message.Message):
     supports_get_partitioned_metadata_without_auto_creation: _builtins.bool
     supports_repl_dedup_by_lid_and_eid: _builtins.bool
     supports_topic_watcher_reconcile: _builtins.bool
+    supports_watermarks: _builtins.bool
+    """Magnetar's own, as everything numbered 10001 and above"""
     def __init__(
         self,
         *,
@@ -304,10 +307,11 @@ class FeatureFlags(_message.Message):
         supports_get_partitioned_metadata_without_auto_creation: _builtins.bool | None = ...,
         supports_repl_dedup_by_lid_and_eid: _builtins.bool | None = ...,
         supports_topic_watcher_reconcile: _builtins.bool | None = ...,
+        supports_watermarks: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["supports_auth_refresh", b"supports_auth_refresh", "supports_broker_entry_metadata", b"supports_broker_entry_metadata", "supports_get_partitioned_metadata_without_auto_creation", b"supports_get_partitioned_metadata_without_auto_creation", "supports_partial_producer", b"supports_partial_producer", "supports_repl_dedup_by_lid_and_eid", b"supports_repl_dedup_by_lid_and_eid", "supports_topic_watcher_reconcile", b"supports_topic_watcher_reconcile", "supports_topic_watchers", b"supports_topic_watchers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["supports_auth_refresh", b"supports_auth_refresh", "supports_broker_entry_metadata", b"supports_broker_entry_metadata", "supports_get_partitioned_metadata_without_auto_creation", b"supports_get_partitioned_metadata_without_auto_creation", "supports_partial_producer", b"supports_partial_producer", "supports_repl_dedup_by_lid_and_eid", b"supports_repl_dedup_by_lid_and_eid", "supports_topic_watcher_reconcile", b"supports_topic_watcher_reconcile", "supports_topic_watchers", b"supports_topic_watchers", "supports_watermarks", b"supports_watermarks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["supports_auth_refresh", b"supports_auth_refresh", "supports_broker_entry_metadata", b"supports_broker_entry_metadata", "supports_get_partitioned_metadata_without_auto_creation", b"supports_get_partitioned_metadata_without_auto_creation", "supports_partial_producer", b"supports_partial_producer", "supports_repl_dedup_by_lid_and_eid", b"supports_repl_dedup_by_lid_and_eid", "supports_topic_watcher_reconcile", b"supports_topic_watcher_reconcile", "supports_topic_watchers", b"supports_topic_watchers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["supports_auth_refresh", b"supports_auth_refresh", "supports_broker_entry_metadata", b"supports_broker_entry_metadata", "supports_get_partitioned_metadata_without_auto_creation", b"supports_get_partitioned_metadata_without_auto_creation", "supports_partial_producer", b"supports_partial_producer", "supports_repl_dedup_by_lid_and_eid", b"supports_repl_dedup_by_lid_and_eid", "supports_topic_watcher_reconcile", b"supports_topic_watcher_reconcile", "supports_topic_watchers", b"supports_topic_watchers", "supports_watermarks", b"supports_watermarks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -839,6 +843,7 @@ class CommandSubscribe(_message.Message):
     KEYSHAREDMETA_FIELD_NUMBER: _builtins.int
     SUBSCRIPTION_PROPERTIES_FIELD_NUMBER: _builtins.int
     CONSUMER_EPOCH_FIELD_NUMBER: _builtins.int
+    WATERMARKS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     subscription: _builtins.str
     subType: Global___CommandSubscribe.SubType.ValueType
@@ -853,6 +858,7 @@ class CommandSubscribe(_message.Message):
     force_topic_creation: _builtins.bool
     start_message_rollback_duration_sec: _builtins.int
     consumer_epoch: _builtins.int
+    watermarks: _builtins.bool
     @_builtins.property
     def start_message_id(self) -> Global___MessageIdData: ...
     @_builtins.property
@@ -885,10 +891,11 @@ class CommandSubscribe(_message.Message):
         keySharedMeta: Global___KeySharedMeta | None = ...,
         subscription_properties: _abc.Iterable[Global___KeyValue] | None = ...,
         consumer_epoch: _builtins.int | None = ...,
+        watermarks: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer_epoch", b"consumer_epoch", "consumer_id", b"consumer_id", "consumer_name", b"consumer_name", "durable", b"durable", "force_topic_creation", b"force_topic_creation", "initialPosition", b"initialPosition", "keySharedMeta", b"keySharedMeta", "priority_level", b"priority_level", "read_compacted", b"read_compacted", "replicate_subscription_state", b"replicate_subscription_state", "request_id", b"request_id", "schema", b"schema", "start_message_id", b"start_message_id", "start_message_rollback_duration_sec", b"start_message_rollback_duration_sec", "subType", b"subType", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer_epoch", b"consumer_epoch", "consumer_id", b"consumer_id", "consumer_name", b"consumer_name", "durable", b"durable", "force_topic_creation", b"force_topic_creation", "initialPosition", b"initialPosition", "keySharedMeta", b"keySharedMeta", "priority_level", b"priority_level", "read_compacted", b"read_compacted", "replicate_subscription_state", b"replicate_subscription_state", "request_id", b"request_id", "schema", b"schema", "start_message_id", b"start_message_id", "start_message_rollback_duration_sec", b"start_message_rollback_duration_sec", "subType", b"subType", "subscription", b"subscription", "topic", b"topic", "watermarks", b"watermarks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_epoch", b"consumer_epoch", "consumer_id", b"consumer_id", "consumer_name", b"consumer_name", "durable", b"durable", "force_topic_creation", b"force_topic_creation", "initialPosition", b"initialPosition", "keySharedMeta", b"keySharedMeta", "metadata", b"metadata", "priority_level", b"priority_level", "read_compacted", b"read_compacted", "replicate_subscription_state", b"replicate_subscription_state", "request_id", b"request_id", "schema", b"schema", "start_message_id", b"start_message_id", "start_message_rollback_duration_sec", b"start_message_rollback_duration_sec", "subType", b"subType", "subscription", b"subscription", "subscription_properties", b"subscription_properties", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_epoch", b"consumer_epoch", "consumer_id", b"consumer_id", "consumer_name", b"consumer_name", "durable", b"durable", "force_topic_creation", b"force_topic_creation", "initialPosition", b"initialPosition", "keySharedMeta", b"keySharedMeta", "metadata", b"metadata", "priority_level", b"priority_level", "read_compacted", b"read_compacted", "replicate_subscription_state", b"replicate_subscription_state", "request_id", b"request_id", "schema", b"schema", "start_message_id", b"start_message_id", "start_message_rollback_duration_sec", b"start_message_rollback_duration_sec", "subType", b"subType", "subscription", b"subscription", "subscription_properties", b"subscription_properties", "topic", b"topic", "watermarks", b"watermarks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2639,6 +2646,116 @@ class CommandTopicMigrated(_message.Message):
 Global___CommandTopicMigrated: _TypeAlias = CommandTopicMigrated  # noqa: Y015
 
 @_typing.final
+class CommandSetWatermark(_message.Message):
+    """--- event-time watermarks (PIP-102): Magnetar's own, sent to peers with supports_watermarks only
+
+    Answered by SUCCESS or ERROR. Without event_time the producer is idle.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EVENT_TIME_FIELD_NUMBER: _builtins.int
+    TXNID_LEAST_BITS_FIELD_NUMBER: _builtins.int
+    TXNID_MOST_BITS_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    request_id: _builtins.int
+    event_time: _builtins.int
+    txnid_least_bits: _builtins.int
+    txnid_most_bits: _builtins.int
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int | None = ...,
+        request_id: _builtins.int | None = ...,
+        event_time: _builtins.int | None = ...,
+        txnid_least_bits: _builtins.int | None = ...,
+        txnid_most_bits: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "producer_id", b"producer_id", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "producer_id", b"producer_id", "request_id", b"request_id", "txnid_least_bits", b"txnid_least_bits", "txnid_most_bits", b"txnid_most_bits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandSetWatermark: _TypeAlias = CommandSetWatermark  # noqa: Y015
+
+@_typing.final
+class CommandWatermark(_message.Message):
+    """Without event_time there is none yet. Another (term, resets) than before: it may be lower."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    EVENT_TIME_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    RESETS_FIELD_NUMBER: _builtins.int
+    consumer_id: _builtins.int
+    event_time: _builtins.int
+    term: _builtins.int
+    resets: _builtins.int
+    def __init__(
+        self,
+        *,
+        consumer_id: _builtins.int | None = ...,
+        event_time: _builtins.int | None = ...,
+        term: _builtins.int | None = ...,
+        resets: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "event_time", b"event_time", "resets", b"resets", "term", b"term"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "event_time", b"event_time", "resets", b"resets", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandWatermark: _TypeAlias = CommandWatermark  # noqa: Y015
+
+@_typing.final
+class CommandGetLastWatermark(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    consumer_id: _builtins.int
+    request_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        consumer_id: _builtins.int | None = ...,
+        request_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandGetLastWatermark: _TypeAlias = CommandGetLastWatermark  # noqa: Y015
+
+@_typing.final
+class CommandGetLastWatermarkResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EVENT_TIME_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    event_time: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int | None = ...,
+        event_time: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandGetLastWatermarkResponse: _TypeAlias = CommandGetLastWatermarkResponse  # noqa: Y015
+
+@_typing.final
 class BaseCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2706,6 +2823,10 @@ class BaseCommand(_message.Message):
         WATCH_TOPIC_UPDATE: BaseCommand._Type.ValueType  # 66
         WATCH_TOPIC_LIST_CLOSE: BaseCommand._Type.ValueType  # 67
         TOPIC_MIGRATED: BaseCommand._Type.ValueType  # 68
+        SET_WATERMARK: BaseCommand._Type.ValueType  # 10001
+        WATERMARK: BaseCommand._Type.ValueType  # 10002
+        GET_LAST_WATERMARK: BaseCommand._Type.ValueType  # 10003
+        GET_LAST_WATERMARK_RESPONSE: BaseCommand._Type.ValueType  # 10004
 
     class Type(_Type, metaclass=_TypeEnumTypeWrapper): ...
     CONNECT: BaseCommand.Type.ValueType  # 2
@@ -2766,6 +2887,10 @@ class BaseCommand(_message.Message):
     WATCH_TOPIC_UPDATE: BaseCommand.Type.ValueType  # 66
     WATCH_TOPIC_LIST_CLOSE: BaseCommand.Type.ValueType  # 67
     TOPIC_MIGRATED: BaseCommand.Type.ValueType  # 68
+    SET_WATERMARK: BaseCommand.Type.ValueType  # 10001
+    WATERMARK: BaseCommand.Type.ValueType  # 10002
+    GET_LAST_WATERMARK: BaseCommand.Type.ValueType  # 10003
+    GET_LAST_WATERMARK_RESPONSE: BaseCommand.Type.ValueType  # 10004
 
     TYPE_FIELD_NUMBER: _builtins.int
     CONNECT_FIELD_NUMBER: _builtins.int
@@ -2826,6 +2951,10 @@ class BaseCommand(_message.Message):
     WATCH_TOPIC_UPDATE_FIELD_NUMBER: _builtins.int
     WATCH_TOPIC_LIST_CLOSE_FIELD_NUMBER: _builtins.int
     TOPIC_MIGRATED_FIELD_NUMBER: _builtins.int
+    SET_WATERMARK_FIELD_NUMBER: _builtins.int
+    WATERMARK_FIELD_NUMBER: _builtins.int
+    GET_LAST_WATERMARK_FIELD_NUMBER: _builtins.int
+    GET_LAST_WATERMARK_RESPONSE_FIELD_NUMBER: _builtins.int
     type: Global___BaseCommand.Type.ValueType
     @_builtins.property
     def connect(self) -> Global___CommandConnect: ...
@@ -2943,6 +3072,14 @@ class BaseCommand(_message.Message):
     def watch_topic_list_close(self) -> Global___CommandWatchTopicListClose: ...
     @_builtins.property
     def topic_migrated(self) -> Global___CommandTopicMigrated: ...
+    @_builtins.property
+    def set_watermark(self) -> Global___CommandSetWatermark: ...
+    @_builtins.property
+    def watermark(self) -> Global___CommandWatermark: ...
+    @_builtins.property
+    def get_last_watermark(self) -> Global___CommandGetLastWatermark: ...
+    @_builtins.property
+    def get_last_watermark_response(self) -> Global___CommandGetLastWatermarkResponse: ...
     def __init__(
         self,
         *,
@@ -3005,10 +3142,14 @@ class BaseCommand(_message.Message):
         watch_topic_update: Global___CommandWatchTopicUpdate | None = ...,
         watch_topic_list_close: Global___CommandWatchTopicListClose | None = ...,
         topic_migrated: Global___CommandTopicMigrated | None = ...,
+        set_watermark: Global___CommandSetWatermark | None = ...,
+        watermark: Global___CommandWatermark | None = ...,
+        get_last_watermark: Global___CommandGetLastWatermark | None = ...,
+        get_last_watermark_response: Global___CommandGetLastWatermarkResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ack_response", b"ack_response", "active_consumer_change", b"active_consumer_change", "add_partition_to_txn", b"add_partition_to_txn", "add_partition_to_txn_response", b"add_partition_to_txn_response", "add_subscription_to_txn", b"add_subscription_to_txn", "add_subscription_to_txn_response", b"add_subscription_to_txn_response", "auth_challenge", b"auth_challenge", "auth_response", b"auth_response", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumer_stats", b"consumer_stats", "consumer_stats_response", b"consumer_stats_response", "end_txn", b"end_txn", "end_txn_on_partition", b"end_txn_on_partition", "end_txn_on_partition_response", b"end_txn_on_partition_response", "end_txn_on_subscription", b"end_txn_on_subscription", "end_txn_on_subscription_response", b"end_txn_on_subscription_response", "end_txn_response", b"end_txn_response", "error", b"error", "flow", b"flow", "get_last_message_id", b"get_last_message_id", "get_last_message_id_response", b"get_last_message_id_response", "get_or_create_schema", b"get_or_create_schema", "get_or_create_schema_response", b"get_or_create_schema_response", "get_schema", b"get_schema", "get_schema_response", b"get_schema_response", "get_topics_of_namespace", b"get_topics_of_namespace", "get_topics_of_namespace_response", b"get_topics_of_namespace_response", "lookup", b"lookup", "lookup_response", b"lookup_response", "message", b"message", "new_txn", b"new_txn", "new_txn_response", b"new_txn_response", "partitioned_metadata", b"partitioned_metadata", "partitioned_metadata_response", b"partitioned_metadata_response", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reached_end_of_topic", b"reached_end_of_topic", "redeliver_unacknowledged_messages", b"redeliver_unacknowledged_messages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tc_client_connect_request", b"tc_client_connect_request", "tc_client_connect_response", b"tc_client_connect_response", "topic_migrated", b"topic_migrated", "type", b"type", "unsubscribe", b"unsubscribe", "watch_topic_list", b"watch_topic_list", "watch_topic_list_close", b"watch_topic_list_close", "watch_topic_list_success", b"watch_topic_list_success", "watch_topic_update", b"watch_topic_update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ack_response", b"ack_response", "active_consumer_change", b"active_consumer_change", "add_partition_to_txn", b"add_partition_to_txn", "add_partition_to_txn_response", b"add_partition_to_txn_response", "add_subscription_to_txn", b"add_subscription_to_txn", "add_subscription_to_txn_response", b"add_subscription_to_txn_response", "auth_challenge", b"auth_challenge", "auth_response", b"auth_response", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumer_stats", b"consumer_stats", "consumer_stats_response", b"consumer_stats_response", "end_txn", b"end_txn", "end_txn_on_partition", b"end_txn_on_partition", "end_txn_on_partition_response", b"end_txn_on_partition_response", "end_txn_on_subscription", b"end_txn_on_subscription", "end_txn_on_subscription_response", b"end_txn_on_subscription_response", "end_txn_response", b"end_txn_response", "error", b"error", "flow", b"flow", "get_last_message_id", b"get_last_message_id", "get_last_message_id_response", b"get_last_message_id_response", "get_last_watermark", b"get_last_watermark", "get_last_watermark_response", b"get_last_watermark_response", "get_or_create_schema", b"get_or_create_schema", "get_or_create_schema_response", b"get_or_create_schema_response", "get_schema", b"get_schema", "get_schema_response", b"get_schema_response", "get_topics_of_namespace", b"get_topics_of_namespace", "get_topics_of_namespace_response", b"get_topics_of_namespace_response", "lookup", b"lookup", "lookup_response", b"lookup_response", "message", b"message", "new_txn", b"new_txn", "new_txn_response", b"new_txn_response", "partitioned_metadata", b"partitioned_metadata", "partitioned_metadata_response", b"partitioned_metadata_response", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reached_end_of_topic", b"reached_end_of_topic", "redeliver_unacknowledged_messages", b"redeliver_unacknowledged_messages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "set_watermark", b"set_watermark", "subscribe", b"subscribe", "success", b"success", "tc_client_connect_request", b"tc_client_connect_request", "tc_client_connect_response", b"tc_client_connect_response", "topic_migrated", b"topic_migrated", "type", b"type", "unsubscribe", b"unsubscribe", "watch_topic_list", b"watch_topic_list", "watch_topic_list_close", b"watch_topic_list_close", "watch_topic_list_success", b"watch_topic_list_success", "watch_topic_update", b"watch_topic_update", "watermark", b"watermark"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ack_response", b"ack_response", "active_consumer_change", b"active_consumer_change", "add_partition_to_txn", b"add_partition_to_txn", "add_partition_to_txn_response", b"add_partition_to_txn_response", "add_subscription_to_txn", b"add_subscription_to_txn", "add_subscription_to_txn_response", b"add_subscription_to_txn_response", "auth_challenge", b"auth_challenge", "auth_response", b"auth_response", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumer_stats", b"consumer_stats", "consumer_stats_response", b"consumer_stats_response", "end_txn", b"end_txn", "end_txn_on_partition", b"end_txn_on_partition", "end_txn_on_partition_response", b"end_txn_on_partition_response", "end_txn_on_subscription", b"end_txn_on_subscription", "end_txn_on_subscription_response", b"end_txn_on_subscription_response", "end_txn_response", b"end_txn_response", "error", b"error", "flow", b"flow", "get_last_message_id", b"get_last_message_id", "get_last_message_id_response", b"get_last_message_id_response", "get_or_create_schema", b"get_or_create_schema", "get_or_create_schema_response", b"get_or_create_schema_response", "get_schema", b"get_schema", "get_schema_response", b"get_schema_response", "get_topics_of_namespace", b"get_topics_of_namespace", "get_topics_of_namespace_response", b"get_topics_of_namespace_response", "lookup", b"lookup", "lookup_response", b"lookup_response", "message", b"message", "new_txn", b"new_txn", "new_txn_response", b"new_txn_response", "partitioned_metadata", b"partitioned_metadata", "partitioned_metadata_response", b"partitioned_metadata_response", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reached_end_of_topic", b"reached_end_of_topic", "redeliver_unacknowledged_messages", b"redeliver_unacknowledged_messages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tc_client_connect_request", b"tc_client_connect_request", "tc_client_connect_response", b"tc_client_connect_response", "topic_migrated", b"topic_migrated", "type", b"type", "unsubscribe", b"unsubscribe", "watch_topic_list", b"watch_topic_list", "watch_topic_list_close", b"watch_topic_list_close", "watch_topic_list_success", b"watch_topic_list_success", "watch_topic_update", b"watch_topic_update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ack_response", b"ack_response", "active_consumer_change", b"active_consumer_change", "add_partition_to_txn", b"add_partition_to_txn", "add_partition_to_txn_response", b"add_partition_to_txn_response", "add_subscription_to_txn", b"add_subscription_to_txn", "add_subscription_to_txn_response", b"add_subscription_to_txn_response", "auth_challenge", b"auth_challenge", "auth_response", b"auth_response", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumer_stats", b"consumer_stats", "consumer_stats_response", b"consumer_stats_response", "end_txn", b"end_txn", "end_txn_on_partition", b"end_txn_on_partition", "end_txn_on_partition_response", b"end_txn_on_partition_response", "end_txn_on_subscription", b"end_txn_on_subscription", "end_txn_on_subscription_response", b"end_txn_on_subscription_response", "end_txn_response", b"end_txn_response", "error", b"error", "flow", b"flow", "get_last_message_id", b"get_last_message_id", "get_last_message_id_response", b"get_last_message_id_response", "get_last_watermark", b"get_last_watermark", "get_last_watermark_response", b"get_last_watermark_response", "get_or_create_schema", b"get_or_create_schema", "get_or_create_schema_response", b"get_or_create_schema_response", "get_schema", b"get_schema", "get_schema_response", b"get_schema_response", "get_topics_of_namespace", b"get_topics_of_namespace", "get_topics_of_namespace_response", b"get_topics_of_namespace_response", "lookup", b"lookup", "lookup_response", b"lookup_response", "message", b"message", "new_txn", b"new_txn", "new_txn_response", b"new_txn_response", "partitioned_metadata", b"partitioned_metadata", "partitioned_metadata_response", b"partitioned_metadata_response", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reached_end_of_topic", b"reached_end_of_topic", "redeliver_unacknowledged_messages", b"redeliver_unacknowledged_messages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "set_watermark", b"set_watermark", "subscribe", b"subscribe", "success", b"success", "tc_client_connect_request", b"tc_client_connect_request", "tc_client_connect_response", b"tc_client_connect_response", "topic_migrated", b"topic_migrated", "type", b"type", "unsubscribe", b"unsubscribe", "watch_topic_list", b"watch_topic_list", "watch_topic_list_close", b"watch_topic_list_close", "watch_topic_list_success", b"watch_topic_list_success", "watch_topic_update", b"watch_topic_update", "watermark", b"watermark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

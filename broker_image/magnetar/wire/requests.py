@@ -37,6 +37,7 @@ def connect(
     body = api.CommandConnect(client_version=client_version, protocol_version=protocol_version)
     body.feature_flags.supports_auth_refresh = True
     body.feature_flags.supports_broker_entry_metadata = True
+    body.feature_flags.supports_watermarks = True
     if auth_method:
         body.auth_method_name, body.auth_data = auth_method, auth_data or b""
     if proxy_to is not None:

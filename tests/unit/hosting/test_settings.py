@@ -16,7 +16,8 @@ from magnetar.hosting.bounded import ENVIRONMENT_PREFIX, bounded_fields
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata.records import LogPosition
 from magnetar.names import NAME_LENGTH_MAX
-from magnetar.storage.log.format import Encoded, EntriesRecord, encode_entries
+from magnetar.storage.log.format import EntriesRecord, encode_entries
+from magnetar.storage.log.framing import Encoded
 from magnetar.storage.log.recovery import scan
 from magnetar.storage.volumes.posix import PosixVolume
 from tests.support.logs import INCARNATION, open_writer, run_on_volume

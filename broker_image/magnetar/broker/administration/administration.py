@@ -25,6 +25,7 @@ from magnetar.broker.administration.subscriptions import Subscriptions
 from magnetar.broker.administration.tenants import Tenants
 from magnetar.broker.administration.topics import Topics
 from magnetar.broker.administration.transactions import TransactionFacts
+from magnetar.broker.administration.watermarks import Watermarks
 
 
 class BrokerAdministration:
@@ -42,6 +43,7 @@ class BrokerAdministration:
             Subscriptions(site),
             Moves(site),
         )
+        self.watermarks = Watermarks(site)
         self.topics = Topics(site, self.moves, self.subscriptions)
         self.namespaces = Namespaces(site, self.topics)
         self.bundles = Bundles(site, self.moves, self.topics, self.subscriptions)

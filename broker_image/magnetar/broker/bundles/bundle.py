@@ -25,6 +25,7 @@ from magnetar.broker.ports import ServedSubscription, ServedTopic
 from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.broker.reading.entry_index import EntryIndex, TailCache
 from magnetar.broker.replay.topic_transactions import TopicTransactions
+from magnetar.broker.replay.topic_watermarks import TopicWatermarks
 from magnetar.broker.topics.effective_policies import EffectivePolicies
 from magnetar.broker.topics.non_persistent import NonPersistentTopics
 from magnetar.broker.topics.subscription_host import SubscriptionHost
@@ -38,7 +39,6 @@ from magnetar.names import SIDECAR, BundleName, TopicName, topic_of_sidecar
 from magnetar.storage.checkpoint import CheckpointEncoder, write_checkpoint
 from magnetar.storage.log.format import (
     CursorOperation,
-    Encoded,
     TopicOperation,
     encode_cursor,
     encode_heartbeat,
@@ -46,6 +46,7 @@ from magnetar.storage.log.format import (
     encode_term,
     encode_topic,
 )
+from magnetar.storage.log.framing import Encoded
 from magnetar.storage.log.places import RecordPlace
 from magnetar.storage.log.writer import Durable
 from magnetar.storage.turns import Turns
@@ -77,6 +78,7 @@ class RecoveredTopic:
     core: Topic
     index: EntryIndex
     transactions: TopicTransactions | None = None
+    watermarks: TopicWatermarks | None = None
 
     def used(self) -> TopicTransactions:
         """Its transactions, from now on if there were none."""
@@ -161,8 +163,10 @@ class OwnedBundle:
         """Make hosts of the topics that recovery found. Other work has its turns on the way."""
         turns = Turns(HOSTED_PER_TURN_MAX)
         for topic, found in topics.items():
+            name, marks = TopicName.parse(topic), found.watermarks
+            timeline = marks.timeline if marks is not None else None
             self.topics[topic] = TopicHost(
-                self, TopicName.parse(topic), found.core, found.index, found.transactions
+                self, name, found.core, found.index, found.transactions, timeline
             )
             await turns.after(1 + len(found.core.subscriptions))
 

@@ -40,6 +40,7 @@ from magnetar.policies import SUBSCRIPTION_TYPES
 from magnetar.topics.dispatch.base import KeySharedMode, KeySharedPolicy, SubscriptionType
 from magnetar.topics.ledgers import EARLIEST, LATEST, Position
 from magnetar.topics.topic import check_subscription_name
+from magnetar.watermarks.records import NOWHERE
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
@@ -105,6 +106,9 @@ class Consuming:
         host.attached()
         # after SUCCESS: the consumer may get ACTIVE_CONSUMER_CHANGE
         host.schedule()
+        session = consumer_of(connection, consumer_id)
+        if request.watermarks and session is not None and host.topic.watermarks is not None:
+            host.topic.watermarks.attached(session, host)
 
     async def _open(self, request: api.CommandSubscribe) -> SubscriptionHost:
         """The subscription, as it is durable. Raises what SUBSCRIBE may be refused with."""
@@ -121,7 +125,10 @@ class Consuming:
         try:
             if request.read_compacted:
                 await _look_for_compaction(topic)
-            await self._write_cursor(topic, host)
+            mark_delete = host.core.cursor.mark_delete_position
+            written = await self._write_cursor(topic, host)
+            if request.watermarks and topic.watermarks is not None:
+                topic.watermarks.follow(host, mark_delete if written else NOWHERE)
             await self._roll_back(request, host)
         except BaseException:
             host.drop_if_unused()
@@ -171,6 +178,7 @@ class Consuming:
             host,
             read_compacted=request.read_compacted,
             sends_epoch=request.HasField("consumer_epoch"),
+            takes_watermarks=request.watermarks,
         )
         host.core.add_consumer(
             session,
@@ -186,8 +194,9 @@ class Consuming:
         connection.sessions.consumers[request.consumer_id] = session
         return True
 
-    async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> None:
-        """Make the cursor durable under this owner's claim before a client relies on it.
+    async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> bool:
+        """Make the cursor durable under this owner's claim before a client relies on it; False if
+        only what was written of it before is.
 
         Also when another request wrote it: a subscription under creation is not durable yet, and a
         client whose SEEK is answered behind the first messages discards those.
@@ -197,12 +206,13 @@ class Consuming:
         if not host.core.durable or (waits and host.recorded and host.core.placed):
             # no space, or a disk that hangs: what is durable can be consumed
             await log.confirm()
-            return
+            return not host.core.durable
         log.space.check_room()
         if host.core.dirty:
             topic.bundle.write_cursor(host, lambda: None)
         await log.barrier()
         host.recorded = True
+        return True
 
     async def _roll_back(self, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
         """`start_message_rollback_duration_sec`: begin with what was published since; those who

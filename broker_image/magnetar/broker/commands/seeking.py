@@ -79,4 +79,6 @@ async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -
     if host.core.durable:
         topic.bundle.write_cursor(host, lambda: None)
         await topic.context.log.barrier()
+    if topic.watermarks is not None:
+        topic.watermarks.sought(host)
     host.schedule()

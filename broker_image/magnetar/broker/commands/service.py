@@ -29,6 +29,7 @@ from magnetar.broker.commands.producing import Producing
 from magnetar.broker.commands.seeking import seek
 from magnetar.broker.commands.statistics import statistics
 from magnetar.broker.commands.transaction_ends import Ending, OwnParticipants
+from magnetar.broker.commands.watermarking import get_last_watermark, set_watermark
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.refusals import (
     COORDINATOR_KINDS,
@@ -112,6 +113,7 @@ class BrokerService:
             Type.UNSUBSCRIBE: consuming.unsubscribe,
             Type.GET_LAST_MESSAGE_ID: last_message_id,
             Type.SEEK: seek,
+            Type.GET_LAST_WATERMARK: get_last_watermark,
             Type.END_TXN_ON_PARTITION: ending.on_partition,
             Type.END_TXN_ON_SUBSCRIPTION: ending.on_subscription,
         }
@@ -124,6 +126,8 @@ class BrokerService:
             redeliver(connection, command.redeliver_unacknowledged_messages)
         elif kind == Type.CONSUMER_STATS:
             statistics(connection, command.consumer_stats)
+        elif kind == Type.SET_WATERMARK:
+            set_watermark(connection, command.set_watermark)
         elif self.coordinator is not None and kind in COORDINATOR_KINDS:
             self.coordinator.handle(connection, command)
         elif kind in self._handlers:

@@ -17,7 +17,7 @@ from magnetar.broker.ports import ClientConnection, SendRun, ServedTopic
 from magnetar.broker.transactions.sending import publish_in_transaction
 from magnetar.errors import InvalidRequest, WireCode
 from magnetar.hosting.rates import RateMeter
-from magnetar.wire import commands, runs
+from magnetar.wire import commands, runs, watermarks
 
 CONSUMER_COUNTERS = 5
 """What `statistics.consumer_rates` measures of one consumer."""
@@ -201,6 +201,7 @@ class ConsumerSession:
     subscription: SubscriptionHost
     read_compacted: bool = field(kw_only=True)
     sends_epoch: bool = field(kw_only=True)
+    takes_watermarks: bool = field(kw_only=True, default=False)
     closed: bool = False
     notified_end_of_topic: bool = False
     entries_out: int = 0
@@ -210,6 +211,7 @@ class ConsumerSession:
     partition: int = field(init=False)
     connected_ms: int = field(init=False)
     meter: RateMeter = field(init=False)
+    _watermark_unsent: tuple[int | None, int, int] | None = None
 
     def __post_init__(self) -> None:
         topic = self.subscription.topic
@@ -236,6 +238,9 @@ class ConsumerSession:
     def resume(self) -> None:
         self.subscription.core.resume(self)
         self.subscription.schedule()
+        unsent, self._watermark_unsent = self._watermark_unsent, None
+        if unsent is not None:
+            self.send_watermark(*unsent)
 
     def detach(self) -> None:
         self.subscription.detach(self)
@@ -260,6 +265,13 @@ class ConsumerSession:
         """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""
         if not self.closed and self.connection.protocol_version >= ACTIVE_CONSUMER_CHANGE_SINCE:
             self.connection.queue(commands.active_consumer_change(self.consumer_id, active=active))
+
+    def send_watermark(self, event_ms: int | None, term: int, resets: int) -> None:
+        """WATERMARK; a peer that does not read gets the last one when it does."""
+        if not self.connection.writable:
+            self._watermark_unsent = event_ms, term, resets
+        elif not self.closed:
+            self.connection.queue(watermarks.watermark(self.consumer_id, event_ms, term, resets))
 
     def end_of_topic(self) -> None:
         """Notify the client once that the topic has ended, unless it would close the connection."""

@@ -312,7 +312,10 @@ class Connection(asyncio.BufferedProtocol):
         self.heartbeat.admitted()
         self.queue(
             commands.connected(
-                commands.SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes
+                commands.SERVER_VERSION,
+                self.protocol_version,
+                self.settings.max_message_bytes,
+                watermarks=connect.feature_flags.supports_watermarks,
             )
         )
 

@@ -80,6 +80,8 @@ _ANSWERED_BY_ERROR = frozenset(
         Type.GET_TOPICS_OF_NAMESPACE,
         Type.WATCH_TOPIC_LIST,
         Type.WATCH_TOPIC_LIST_CLOSE,
+        Type.SET_WATERMARK,
+        Type.GET_LAST_WATERMARK,
     }
     | COORDINATOR_KINDS
 )

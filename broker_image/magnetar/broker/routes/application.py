@@ -31,6 +31,7 @@ from magnetar.broker.routes.refused import refused_router
 from magnetar.broker.routes.subscriptions import subscription_router
 from magnetar.broker.routes.topics import topic_router
 from magnetar.broker.routes.transactions import transaction_router
+from magnetar.broker.routes.watermarks import watermark_router
 from magnetar.rest.answers import PROMETHEUS_TYPE, Topic, add_refusals
 from magnetar.rest.rights import Gate, gate_of
 
@@ -41,6 +42,7 @@ ROUTERS = (
     explain_router,
     balance_router,
     transaction_router,
+    watermark_router,
     dynamic_settings_router,
     broker_router,
     document_router,

@@ -66,6 +66,7 @@ BOTH_LEVELS: Mapping[str, PolicyRoute] = {
     "deduplicationSnapshotInterval": PolicyRoute("deduplicationSnapshotIntervalSeconds"),
     "inactiveTopicPolicies": PolicyRoute("inactive_topic_policies"),
     "compactionThreshold": PolicyRoute("compaction_threshold"),
+    "watermarks": PolicyRoute("watermarks"),
     "subscriptionTypesEnabled": PolicyRoute("subscription_types_enabled"),
     "autoSubscriptionCreation": PolicyRoute("autoSubscriptionCreationOverride"),
     "offloadPolicies": PolicyRoute("offload_policies"),

@@ -172,6 +172,8 @@ class SubscriptionHost:
             self.topic.bundle.confirm_cursor(self, confirmed)
         elif self.core.durable and self.core.cursor.dirty:
             self.topic.bundle.cursor_dirty(self)
+        if self.topic.watermarks is not None:
+            self.topic.watermarks.acknowledged(self)
         if unblocked:
             self.schedule()
         if self.topic.ended:

@@ -17,13 +17,16 @@ from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import AttachedProducer, SendRun, ServedBundle, ServedSubscription
 from magnetar.broker.reading.entry_index import EntryIndex, Run
 from magnetar.broker.replay.topic_transactions import TopicTransactions, limits_of
+from magnetar.broker.replay.topic_watermarks import controls_of
 from magnetar.broker.topics.admission import Admission, Recorded
 from magnetar.broker.topics.effective_policies import PROPERTY
 from magnetar.broker.topics.entry_metadata import EntryMetadata
 from magnetar.broker.topics.message_sender import MessageSender
 from magnetar.broker.topics.publishing import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.topics.topic_limits import dispatch_limits
 from magnetar.broker.topics.topic_reader import TopicReader
+from magnetar.broker.watermarks.topic_watermarks import ServedWatermarks, note_sent
 from magnetar.errors import NotAllowed, ServiceNotReady
 from magnetar.hosting.rates import RateMeter
 from magnetar.names import TopicName
@@ -37,6 +40,7 @@ from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
 
 if TYPE_CHECKING:
     from magnetar.hosting.advertised import Successor
+    from magnetar.watermarks.timeline import Timeline
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +74,7 @@ class TopicHost:
         core: Topic,
         index: EntryIndex,
         transactions: TopicTransactions | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.bundle, self.name, self.core, self.index = bundle, name, core, index
         self.transactions = transactions
@@ -94,6 +99,7 @@ class TopicHost:
         }
         for recovered in self.subscriptions.values():
             recovered.recorded = True
+        self.watermarks = ServedWatermarks(self, timeline) if timeline is not None else None
 
     @property
     def frozen(self) -> bool:
@@ -140,6 +146,8 @@ class TopicHost:
             self.index.drop_before(self.core.ledgers.first)
             if self.transactions is not None:
                 self.transactions.trimmed()
+            if self.watermarks is not None:
+                self.watermarks.trimmed()
             self.wake()
         if PROPERTY in changes:
             self.refresh_policies()
@@ -149,24 +157,14 @@ class TopicHost:
         self.policies = self.bundle.policies.topic(self.name, self.core.properties)
         self.core.limit(self._dispatch_limits())
         self.admission.refresh()
+        if self.watermarks is not None:
+            self.watermarks.refresh_policies()
         if not self.frozen:
             self.publishing.compare_backlog()
         self.wake()  # a limit may be gone
 
     def _dispatch_limits(self) -> DispatchLimits:
-        settings = self.context.settings
-        return DispatchLimits(
-            unacknowledged_per_consumer_messages_max=self.policies.max_unacked_per_consumer,
-            unacknowledged_per_subscription_messages_max=self.policies.max_unacked_per_subscription,
-            delayed_delivery=self.policies.delayed_delivery.active,
-            delay_tick_ms=max(1, self.policies.delayed_delivery.tick_ms),
-            delayed_runs_max=settings.delayed_runs_max,
-            chunked_messages_max=settings.chunked_messages_max,
-            failover_delay_ms=settings.failover_delay_ms,
-            key_shared_consistent_hashing=bool(settings.key_shared_consistent_hashing),
-            look_ahead_per_consumer_entries_max=settings.look_ahead_per_consumer_entries_max,
-            look_ahead_per_subscription_entries_max=settings.look_ahead_per_subscription_entries_max,
-        )
+        return dispatch_limits(self.policies, self.context.settings)
 
     @property
     def terminated(self) -> bool:
@@ -184,6 +182,8 @@ class TopicHost:
         self.core.go_on_in(bundle.ledger_ids)
         if self.transactions is not None:
             self.transactions.begin_term()
+        if self.watermarks is not None:
+            self.watermarks.begin_term()
         for subscription in self.subscriptions.values():
             if subscription.core.dirty:
                 bundle.cursor_dirty(subscription)
@@ -198,6 +198,12 @@ class TopicHost:
             self.transactions.limit(limits_of(self.context.settings))
         return self.transactions
 
+    def used_with_watermarks(self) -> ServedWatermarks:
+        """Its watermarks, created if no producer has asserted any before."""
+        if self.watermarks is None:
+            self.watermarks = ServedWatermarks(self)
+        return self.watermarks
+
     def last_sequence_in_transactions(self, name: str) -> int | None:
         """The highest sequence id that a producer of this name has used in a transaction; None
         if the topic knows no transactions."""
@@ -205,11 +211,10 @@ class TopicHost:
 
     def to_state(self) -> TopicState:
         """For a checkpoint: everything that recovery needs."""
-        state = self.core.to_state()
-        return (
-            state
-            if self.transactions is None
-            else replace(state, transactions=self.transactions.to_state())
+        return replace(
+            self.core.to_state(),
+            transactions=self.transactions.to_state() if self.transactions else None,
+            watermarks=controls_of(self.watermarks.timeline) if self.watermarks else None,
         )
 
     # --- termination, trimming --------------------------------------------------------------------
@@ -322,6 +327,8 @@ class TopicHost:
         self.bundle.append(encoded, published)
         if recorded is not None:
             recorded.placed(position)
+        if self.policies.watermarks.enabled or self.watermarks is not None:
+            note_sent(self, session.name, run.entries, len(payload))
 
     def durable(self, published: _PublishedRun, place: RecordPlace) -> None:
         """A run is on stable storage: confirm, answer, deliver."""
@@ -394,6 +401,8 @@ class TopicHost:
         self.subscriptions.pop(subscription.core.name, None)
         if self.transactions is not None:
             self.transactions.pending.pop(subscription.core.name, None)
+        if self.watermarks is not None:
+            self.watermarks.forget(subscription)
 
     def close_clients(self, successor: Successor | None) -> None:
         """Close all clients, with the successor's address if known."""

@@ -1,7 +1,7 @@
-"""How many topics a namespace may have.
+"""How many topics a namespace may have, and what the subscriptions of one may do.
 
-Owns: `TopicLimits`, which every creation of topics asks for room. Imports: errors, names,
-topics.topic_list, settings, the registry, policies. Pulsar leaves out system topics, and so does
+Owns: `TopicLimits`, which every creation of topics asks for room; `dispatch_limits`. Imports:
+errors, names, topics, settings, the registry, policies. Pulsar leaves out system topics, and so does
 the policy here; the setting counts all. Invariants: partitions are counted one by one; topics that
 are being created here count already, those of other brokers once the mirror has them. So brokers
 that create topics at the same moment may exceed a limit by what each has under way.
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from magnetar.errors import NotAllowed
 from magnetar.names import NamespaceName, TopicName
+from magnetar.topics.dispatch.base import DispatchLimits
 from magnetar.topics.topic_list import is_system_topic
 
 if TYPE_CHECKING:
     from magnetar.broker.topics.effective_policies import EffectivePolicies
     from magnetar.broker.topics.topic_registry import TopicRegistry
     from magnetar.hosting.settings import BrokerSettings
+    from magnetar.policies import Policies
 
 
 class TopicLimits:
@@ -86,3 +88,19 @@ class TopicLimits:
             )
             <= limit
         )
+
+
+def dispatch_limits(policies: Policies, settings: BrokerSettings) -> DispatchLimits:
+    """What policies and settings allow the subscriptions of a topic."""
+    return DispatchLimits(
+        unacknowledged_per_consumer_messages_max=policies.max_unacked_per_consumer,
+        unacknowledged_per_subscription_messages_max=policies.max_unacked_per_subscription,
+        delayed_delivery=policies.delayed_delivery.active,
+        delay_tick_ms=max(1, policies.delayed_delivery.tick_ms),
+        delayed_runs_max=settings.delayed_runs_max,
+        chunked_messages_max=settings.chunked_messages_max,
+        failover_delay_ms=settings.failover_delay_ms,
+        key_shared_consistent_hashing=bool(settings.key_shared_consistent_hashing),
+        look_ahead_per_consumer_entries_max=settings.look_ahead_per_consumer_entries_max,
+        look_ahead_per_subscription_entries_max=settings.look_ahead_per_subscription_entries_max,
+    )

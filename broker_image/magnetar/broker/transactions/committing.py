@@ -78,6 +78,7 @@ def void_unbegun(topic: TopicHost, txn: TxnId) -> bool:
     )
     if change is not None:
         _write(topic, change)
+        _end_watermarks(topic, txn, committed=False)
     return change is not None
 
 
@@ -94,16 +95,26 @@ def _commit(topic: TopicHost, txn: TxnId, floor: int) -> None:
     buffer = topic.used_with_transactions().buffer
     count = buffer.entries_to_commit(txn)
     if count is None:
+        _end_watermarks(topic, txn, committed=True)
         return
     marker = topic.core.publish(count) if count else NOWHERE
     change = buffer.commit(txn, marker, floor, topic.context.clock.wall_ms())
     _write(topic, change)
+    _end_watermarks(topic, txn, committed=True)
 
 
 def _abort(topic: TopicHost, txn: TxnId, floor: int) -> None:
     change = topic.used_with_transactions().buffer.abort(txn, floor)
     if change is not None:
         _write(topic, change)
+    _end_watermarks(topic, txn, committed=False)
+
+
+def _end_watermarks(topic: TopicHost, txn: TxnId, *, committed: bool) -> None:
+    """Behind the record of the end, at its place: what the transaction held of the topic's
+    watermarks is free, and what it asserted counts if it has committed."""
+    if topic.watermarks is not None:
+        topic.watermarks.ended(txn, committed=committed)
 
 
 def _write(topic: TopicHost, change: Commit | Abort | Unbegun) -> None:

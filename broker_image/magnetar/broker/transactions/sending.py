@@ -17,8 +17,9 @@ from magnetar.broker.ports import AttachedProducer, SendRun
 from magnetar.broker.reading.entry_index import Run
 from magnetar.broker.topics.admission import is_whole
 from magnetar.broker.topics.traits import sent_chunk
+from magnetar.broker.watermarks.topic_watermarks import note_sent
 from magnetar.coordinator.identity import check_coordinator
-from magnetar.errors import LedgerIdsExhausted, NotAllowed, TopicTerminated
+from magnetar.errors import LedgerIdsExhausted, LimitExceeded, NotAllowed, TopicTerminated
 from magnetar.names import sidecar_of
 from magnetar.storage.log.format import encode_entries, encode_transaction
 from magnetar.storage.log.places import RecordPlace
@@ -179,7 +180,10 @@ class TransactionalSends:
         part, tops = self._run.part(begin, end), self._tops[begin:end]
         whole = [top for top, entry in zip(tops, part.entries, strict=True) if is_whole(entry)]
         lengths = list(map(len, part.entries))
+        marks = topic.watermarks
         try:
+            if marks is not None:
+                marks.check_sending(self._txn, session.name)
             change = buffer.append(
                 self._txn,
                 session.name,
@@ -190,7 +194,7 @@ class TransactionalSends:
                 send_point=topic.core.last_published,
                 now_ms=now_ms,
             )
-        except (NotAllowed, LedgerIdsExhausted) as error:
+        except (NotAllowed, LimitExceeded, LedgerIdsExhausted) as error:
             for top in tops:
                 self._session.refuse_send(top, error.wire_code, str(error))
             return
@@ -212,9 +216,13 @@ class TransactionalSends:
         )
         run.entries_offset = encoded.entries_offset
         session.pending += end - begin
+        if marks is not None:
+            marks.sends_in(self._txn, session.name)
         record = encode_transaction(epoch=topic.bundle.epoch, topic=str(topic.name), change=change)
         topic.bundle.append(encoded, run.lies)
         topic.bundle.append(record, run.durable)
+        if marks is not None or topic.policies.watermarks.enabled:
+            note_sent(topic, session.name, part.entries, sum(lengths), self._txn)
 
 
 def publish_in_transaction(

@@ -166,6 +166,8 @@ class SubscriptionTransactions:
         self._write(change, None)
         if unblocked:
             self._host.schedule()
+        if self._host.topic.watermarks is not None:
+            self._host.topic.watermarks.acknowledged(self._host)
         self._host.end_of_topic()
 
     # --- the log ----------------------------------------------------------------------------------

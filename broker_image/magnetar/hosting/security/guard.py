@@ -85,6 +85,7 @@ OF_THE_CONNECTION = frozenset(
         Type.CLOSE_CONSUMER,
         Type.UNSUBSCRIBE,
         Type.GET_LAST_MESSAGE_ID,
+        Type.GET_LAST_WATERMARK,
         Type.SEEK,
     }
 )

@@ -1,6 +1,7 @@
 """Format of the records in a log, version 1.
 
-Owns: the bytes of records. Imports: errors, arrays, blocks, framing, topic_format. Pure. A record
+Owns: the bytes of records. Imports: errors, arrays, blocks, framing, topic_format,
+watermark_format. Pure. A record
 is a header of 8 bytes, then its payload; all numbers are little-endian. `log/blocks.py` frames
 them. Invariants: entry bytes are those the client sent; released versions are never edited.
 """
@@ -21,9 +22,15 @@ from magnetar.storage.arrays import I64, U32, U64, packed, unpacked
 from magnetar.storage.log.blocks import VERSION
 from magnetar.storage.log.framing import (
     RECORD_HEADER_BYTES,
+    Encoded,
     bounded_length,
+    encoded_record,
     framed_records,
-    record_header,
+)
+from magnetar.storage.log.watermark_format import (
+    WatermarkRecord,
+    decode_watermark,
+    watermark_payload,
 )
 from magnetar.storage.transactions.topic_format import (
     TransactionRecord,
@@ -55,6 +62,7 @@ class RecordType(enum.IntEnum):
     TRANSACTION = 6
     COORDINATOR = 7
     HEARTBEAT = 8
+    WATERMARK = 9
 
 
 class CursorOperation(enum.IntEnum):
@@ -74,15 +82,6 @@ class TopicOperation(enum.IntEnum):
     CREATE = 1
     DELETE = 2
     UPDATE = 3
-
-
-class Encoded(NamedTuple):
-    """A record to append: `buffers` back to back are `size` bytes; `entries_offset` is where
-    entry bytes begin within its payload."""
-
-    buffers: list[Buffer]
-    size: int
-    entries_offset: int = 0
 
 
 @dataclass(slots=True)
@@ -184,6 +183,7 @@ Record = (
     | TermRecord
     | TransactionRecord
     | HeartbeatRecord
+    | WatermarkRecord
 )
 
 
@@ -277,7 +277,7 @@ def encode_cursor(
         len(words) - 3 * len(ranges),
         len(text),
     )
-    return _encoded(
+    return encoded_record(
         RecordType.CURSOR,
         fixed,
         topic_bytes,
@@ -292,7 +292,7 @@ def encode_topic(
 ) -> Encoded:
     """A TOPIC record. Raises LimitExceeded for a name beyond 65535 bytes."""
     name, text = topic.encode(), _json(properties)
-    return _encoded(
+    return encoded_record(
         RecordType.TOPIC,
         _TOPIC.pack(epoch, operation, 0, bounded_length(name), len(text)),
         name,
@@ -310,24 +310,26 @@ def encode_term(*, epoch: int, bundle: str, state: bytes) -> Encoded:
 
 def _encode_bundle_state(kind: RecordType, epoch: int, bundle: str, state: bytes) -> Encoded:
     name = bundle.encode()
-    return _encoded(kind, _BUNDLE.pack(epoch, bounded_length(name), 0, len(state)), name, state)
+    return encoded_record(
+        kind, _BUNDLE.pack(epoch, bounded_length(name), 0, len(state)), name, state
+    )
 
 
 def encode_heartbeat(*, epoch: int) -> Encoded:
-    return _encoded(RecordType.HEARTBEAT, _EPOCH.pack(epoch))
+    return encoded_record(RecordType.HEARTBEAT, _EPOCH.pack(epoch))
+
+
+def encode_watermark(*, epoch: int, topic: bytes, control: bytes) -> Encoded:
+    """A WATERMARK record. Raises LimitExceeded for a name beyond 65535 bytes."""
+    return encoded_record(RecordType.WATERMARK, watermark_payload(epoch, topic, control))
 
 
 def encode_transaction(
     *, epoch: int, topic: str, change: Change, subscription: str = ""
 ) -> Encoded:
     """A TRANSACTION record. Raises LimitExceeded for a name beyond 65535 bytes."""
-    return _encoded(RecordType.TRANSACTION, transaction_payload(epoch, topic, change, subscription))
-
-
-def _encoded(kind: RecordType, *parts: bytes) -> Encoded:
-    payload = b"".join(parts)
-    return Encoded(
-        [record_header(kind, len(payload)) + payload], RECORD_HEADER_BYTES + len(payload)
+    return encoded_record(
+        RecordType.TRANSACTION, transaction_payload(epoch, topic, change, subscription)
     )
 
 
@@ -490,5 +492,6 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.RELEASE: lambda payload: ReleaseRecord(*_decode_bundle_state(payload)),
     RecordType.TERM: lambda payload: TermRecord(*_decode_bundle_state(payload)),
     RecordType.TRANSACTION: decode_transaction,
+    RecordType.WATERMARK: decode_watermark,
     RecordType.HEARTBEAT: lambda payload: HeartbeatRecord(*_EPOCH.unpack(payload)),
 }

@@ -1,7 +1,7 @@
 """How records lie in the blocks of log files.
 
 Owns: the header of a record, the walk over a block's records, the bound of names in them. Imports:
-errors. Pure. Invariant: what is common to all types of records is here once; what a payload means
+errors, volume. Pure. Invariant: what is common to all types of records is here once; what a payload means
 is known by the format of its type.
 """
 
@@ -9,13 +9,32 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from magnetar.errors import CorruptData, LimitExceeded
+from magnetar.storage.volumes.volume import Buffer
 
 RECORD_HEADER_BYTES = 8
 NAME_BYTES_MAX = 0xFFFF
 
 _RECORD = struct.Struct("<BBHI")  # type, flags, reserved, payload bytes
+
+
+class Encoded(NamedTuple):
+    """A record to append: `buffers` back to back are `size` bytes; `entries_offset` is where
+    entry bytes begin within its payload."""
+
+    buffers: list[Buffer]
+    size: int
+    entries_offset: int = 0
+
+
+def encoded_record(kind: int, *parts: bytes) -> Encoded:
+    """A record whose payload is `parts` back to back."""
+    payload = b"".join(parts)
+    return Encoded(
+        [record_header(kind, len(payload)) + payload], RECORD_HEADER_BYTES + len(payload)
+    )
 
 
 def record_header(kind: int, payload_bytes: int) -> bytes:

@@ -19,8 +19,13 @@ from typing import Any
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
 from magnetar.storage.document import close_document, decode_document, document_json, json_items
-from magnetar.storage.log.format import Encoded, RecordType
-from magnetar.storage.log.framing import bounded_length, framed_records, record_header
+from magnetar.storage.log.format import RecordType
+from magnetar.storage.log.framing import (
+    Encoded,
+    bounded_length,
+    framed_records,
+    record_header,
+)
 from magnetar.transactions.records import (
     Action,
     Change,

@@ -71,7 +71,7 @@ class TransactionBuffer:
         open, or too many ended ones remembered. (This error fails the send; other errors of the
         protocol make clients reconnect and send again without end.)
         """
-        outcome = self._outcome(txn)
+        outcome = self.outcome(txn)
         if outcome in (Outcome.ABORTED, Outcome.ENDED):
             ended = "was ABORTED" if outcome is Outcome.ABORTED else "has ended"
             raise NotAllowed(
@@ -206,14 +206,14 @@ class TransactionBuffer:
     def _may_end(self, txn: TxnId, wanted: Outcome) -> bool:
         """False if it has ended so already. Raises InvalidTxnStatus if it has ended the other
         way."""
-        outcome = self._outcome(txn)
+        outcome = self.outcome(txn)
         if outcome is not None and outcome not in (wanted, Outcome.ENDED):
             raise InvalidTxnStatus(
                 f"transaction {txn} was {outcome.name.lower()} on topic {self.topic} before"
             )
         return outcome is None
 
-    def _outcome(self, txn: TxnId) -> Outcome | None:
+    def outcome(self, txn: TxnId) -> Outcome | None:
         """How the transaction has ended, durably or in flight; None if it is open or unknown."""
         if self._open.is_open(txn):
             return None
@@ -318,6 +318,10 @@ class TransactionBuffer:
             OpenTransaction(txn, known.since_ms, known.entries, known.size)
             for txn, known in self._open.durable.items()
         )
+
+    def open_producers(self) -> list[tuple[TxnId, str]]:
+        """Who has sent whole messages in which open transaction, those in flight included."""
+        return self._open.producers()
 
     @property
     def open_entries(self) -> int:

@@ -128,6 +128,13 @@ class OpenParts:
         parts += [part.producers for part in self._ahead.values()]
         return [producers[producer][0] for producers in parts if producer in producers]
 
+    def producers(self) -> list[tuple[TxnId, str]]:
+        """Producers of the transactions that are open, each once."""
+        parts = ((txn, part.producers) for txn, part in self.durable.items())
+        ahead = ((txn, part.producers) for txn, part in self._ahead.items())
+        named = ((txn, name) for txn, names in (*parts, *ahead) for name in names)
+        return [found for found in dict.fromkeys(named) if self.is_open(found[0])]
+
     def span_at(self, position: Place) -> Span | None:
         """The span that holds a sidecar entry."""
         return self._spans.find(position)

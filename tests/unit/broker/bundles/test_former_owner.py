@@ -31,6 +31,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"topic": TOPIC, "subscription": "r", "subType": 0, "consumer_id": 5, "durable": False},
     ),
     "the last message": ("get_last_message_id", {"consumer_id": CONSUMER}),
+    "the last watermark": ("get_last_watermark", {"consumer_id": CONSUMER}),
     "the last sequence id": (
         "producer",
         {"topic": TOPIC, "producer_id": 2, "producer_name": EARLIER_PRODUCER},
@@ -48,6 +49,7 @@ ANSWERS = (
     Type.SUCCESS,
     Type.PRODUCER_SUCCESS,
     Type.GET_LAST_MESSAGE_ID_RESPONSE,
+    Type.GET_LAST_WATERMARK_RESPONSE,
     Type.END_TXN_ON_PARTITION_RESPONSE,
     Type.END_TXN_ON_SUBSCRIPTION_RESPONSE,
 )

@@ -25,6 +25,7 @@ VALUES: dict[str, Any] = {
     "retention_policies": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 100},
     "message_ttl_in_seconds": 30,
     "delayed_delivery_policies": {"tickTime": 500, "active": True},
+    "watermarks": {"enabled": True, "idleTimeout": 60},
     "inactive_topic_policies": {
         "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
         "maxInactiveDurationSeconds": 10,

@@ -18,7 +18,6 @@ from magnetar.broker.replay.topic_transactions import TopicTransactions
 from magnetar.names import BundleName, TopicName, sidecar_of
 from magnetar.storage.log.format import (
     CursorOperation,
-    Encoded,
     TopicOperation,
     decode_records,
     encode_cursor,
@@ -26,6 +25,7 @@ from magnetar.storage.log.format import (
     encode_topic,
     encode_transaction,
 )
+from magnetar.storage.log.framing import Encoded
 from magnetar.storage.log.places import RecordPlace
 from magnetar.storage.log.recovery import ScannedRecord
 from magnetar.storage.transactions.topic_format import participant_pieces, participant_state

@@ -24,7 +24,6 @@ from magnetar.storage.log.blocks import (
 from magnetar.storage.log.format import (
     CursorOperation,
     CursorRecord,
-    Encoded,
     EntriesRecord,
     Record,
     RecordType,
@@ -39,7 +38,7 @@ from magnetar.storage.log.format import (
     encode_term,
     encode_topic,
 )
-from magnetar.storage.log.framing import RECORD_HEADER_BYTES
+from magnetar.storage.log.framing import RECORD_HEADER_BYTES, Encoded
 
 U64 = st.integers(0, 2**64 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)

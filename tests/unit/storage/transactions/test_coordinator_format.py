@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.metadata.records import LogPosition
 from magnetar.storage.document import decode_document, encode_document
-from magnetar.storage.log.format import Encoded, TopicOperation, decode_records, encode_topic
+from magnetar.storage.log.format import TopicOperation, decode_records, encode_topic
+from magnetar.storage.log.framing import Encoded
 from magnetar.storage.transactions.coordinator_format import (
     CoordinatorCheckpoint,
     CoordinatorEntry,

@@ -22,6 +22,7 @@ from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.broker.reading.entry_index import UNKNOWN, EntryIndex, Run
 from magnetar.broker.reading.log_keys import sealed_files
 from magnetar.broker.replay.topic_transactions import TopicTransactions
+from magnetar.broker.replay.topic_watermarks import TopicWatermarks, trim
 from magnetar.broker.topics.traits import sent_chunk
 from magnetar.clock import elapsed_ms
 from magnetar.errors import CorruptData
@@ -45,6 +46,7 @@ from magnetar.storage.log.format import (
 )
 from magnetar.storage.log.places import RecordPlace
 from magnetar.storage.log.recovery import ScannedRecord
+from magnetar.storage.log.watermark_format import WatermarkRecord
 from magnetar.storage.names import log_file
 from magnetar.storage.transactions.topic_format import TransactionRecord
 from magnetar.storage.turns import Turns
@@ -52,7 +54,7 @@ from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.ledgers import Position
 from magnetar.topics.sent_chunks import SentChunk
 from magnetar.topics.state import CursorDelta, CursorState, TopicState
-from magnetar.topics.topic import Topic
+from magnetar.topics.topic import TRIMMED, Topic
 from magnetar.transactions.participant_records import Append
 
 log = structlog.get_logger(__name__)
@@ -259,7 +261,9 @@ class BundleReplay:
                 core = Topic.from_state(name, self._ledger_ids, _topic_state(state))
                 used = state.transactions
                 transactions = TopicTransactions(core, state=used) if used is not None else None
-                self.topics[name] = RecoveredTopic(core, EntryIndex(), transactions)
+                controls = state.watermarks
+                marks = TopicWatermarks(controls) if controls is not None else None
+                self.topics[name] = RecoveredTopic(core, EntryIndex(), transactions, marks)
                 self._pass_time(
                     checkpoint.incarnation, core.ages.marks[-1].elapsed_ms if core.ages.marks else 0
                 )
@@ -346,10 +350,13 @@ class BundleReplay:
         self,
         incarnation: str,
         place: RecordPlace,
-        record: EntriesRecord | CursorRecord | TopicRecord,
+        record: EntriesRecord | CursorRecord | TopicRecord | WatermarkRecord,
     ) -> None:
         if isinstance(record, TopicRecord):
             self._apply_topic(record)
+            return
+        if isinstance(record, WatermarkRecord):
+            self._apply_watermark(record)
             return
         sidecar_of = topic_of_sidecar(record.topic)
         found = self.topics.get(sidecar_of or record.topic)
@@ -389,6 +396,14 @@ class BundleReplay:
                 Run(first, incarnation, place.file, offset, lengths, counts, append_ms, before)
             )
 
+    def _apply_watermark(self, record: WatermarkRecord) -> None:
+        found = self.topics.get(record.topic)
+        # else of a topic that has been deleted since, and not created again yet
+        if found is not None:
+            if found.watermarks is None:
+                found.watermarks = TopicWatermarks()
+            found.watermarks.apply(record.control)
+
     def _apply_topic(self, record: TopicRecord) -> None:
         if record.operation is TopicOperation.DELETE:
             self.topics.pop(record.topic, None)
@@ -399,6 +414,8 @@ class BundleReplay:
                 updated.core.apply_update(record.properties)
                 if updated.transactions is not None:
                     updated.transactions.trimmed()
+                if updated.watermarks is not None and TRIMMED in record.properties:
+                    trim(updated.watermarks.timeline, updated.core)
             return
         created_ms = int(record.properties.get("created_ms", "0"))
         found = self.topics.get(record.topic)
