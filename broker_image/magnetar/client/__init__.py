@@ -33,6 +33,7 @@ from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
 from magnetar.client.schemas import STRING, JsonSchema, Schema, StringSchema
 from magnetar.client.subscription_options import InitialPosition, SubscriptionType
 from magnetar.client.transactions import Transaction, TransactionState
+from magnetar.watermarks.generator import Reset, Watermark
 
 __all__ = [
     "EARLIEST",
@@ -54,6 +55,7 @@ __all__ = [
     "Producer",
     "Reader",
     "RedeliveryBackoff",
+    "Reset",
     "Routing",
     "Schema",
     "SendTimeout",
@@ -64,6 +66,7 @@ __all__ = [
     "TransactionOutcomeUnknown",
     "TransactionState",
     "Undecodable",
+    "Watermark",
     "exactly_once",
 ]
 

@@ -40,6 +40,7 @@ from magnetar.client.subscription_options import (
     SubscriptionType,
 )
 from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction
+from magnetar.client.watermarks import OnWatermark, Watermarks
 from magnetar.clock import Clock, SystemClock
 from magnetar.errors import InvalidRequest
 from magnetar.names import TopicName
@@ -164,13 +165,16 @@ class Client:
         ack_group_s: float = 0,
         dead_letter: DeadLetterPolicy | None = None,
         properties: Mapping[str, str] | None = None,
+        watermarks: bool = False,
+        on_watermark: OnWatermark | None = None,
     ) -> Consumer[T]:
         """A consumer of a subscription on all partitions of a topic, later ones too; the
         subscription is created if it does not exist.
 
         Of a list of topics, it receives from all of them, each with a subscription of this name;
         ids of messages then name their topic. What the options mean: `ConsumerOptions`,
-        `RedeliveryBackoff`, `DeadLetterPolicy`. Raises InvalidRequest, the broker's refusal, or the
+        `RedeliveryBackoff`, `DeadLetterPolicy`. With `watermarks` it has those of event times, and
+        `on_watermark` is called with each change. Raises InvalidRequest, the broker's refusal, or the
         last failure when the operation timeout is over; nothing stays attached then.
         """
         topics = _topics(topic)
@@ -192,8 +196,9 @@ class Client:
             properties=properties or {},
             schema=BYTES if schema is None else schema,
             topic_in_ids=len(topics) > 1,
+            watermarks=watermarks or on_watermark is not None,
         )
-        inbox = Inbox()
+        inbox = Inbox(Watermarks(on_watermark) if options.watermarks else None)
         subscribed = await self._subscribe_all(topics, inbox, options)
         consumer: Consumer[T] = Consumer(subscribed, inbox, self._open.discard)
         self._open.add(consumer)
@@ -233,6 +238,7 @@ class Client:
         receiver_queue: int = RECEIVE_QUEUE_MESSAGES_MAX,
         read_compacted: bool = False,
         name: str | None = None,
+        watermarks: bool = False,
     ) -> Reader[T]:
         """A reader from `start_message_id`: EARLIEST, LATEST, or an id of a topic without
         partitions, itself `inclusive` or not.
@@ -247,8 +253,9 @@ class Client:
             start=start_message_id,
             start_inclusive=inclusive,
             schema=BYTES if schema is None else schema,
+            watermarks=watermarks,
         )
-        inbox = Inbox()
+        inbox = Inbox(Watermarks() if watermarks else None)
         partitions, growth = await self._partitions.consume(topic, inbox, options, None)
         reader: Reader[T] = Reader(
             str(TopicName.parse(topic)), partitions, inbox, growth, self._open.discard

@@ -52,6 +52,7 @@ class ConsumerLink(CoordinatorLink, Protocol):
     def on_message(self, message: api.CommandMessage, entry: bytes) -> None: ...
     def on_active_change(self, active: bool) -> None: ...
     def on_end_of_topic(self) -> None: ...
+    def on_watermark(self, watermark: api.CommandWatermark) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self._gone = asyncio.Event()
         self.message_bytes_max = frames.MESSAGE_BYTES_MAX
+        self.takes_watermarks = False
         self.producers: dict[int, ProducerLink] = {}
         self.consumers: dict[int, ConsumerLink] = {}
         self.coordinators: dict[int, CoordinatorLink] = {}
@@ -262,6 +264,7 @@ class Connection(asyncio.BufferedProtocol):
             Type.CLOSE_CONSUMER: self._on_close_consumer,
             Type.ACTIVE_CONSUMER_CHANGE: self._on_active_change,
             Type.REACHED_END_OF_TOPIC: self._on_end_of_topic,
+            Type.WATERMARK: self._on_watermark,
             Type.AUTH_CHALLENGE: self._on_challenge,
         }
 
@@ -278,6 +281,7 @@ class Connection(asyncio.BufferedProtocol):
     def _on_connected(self, command: api.BaseCommand) -> None:
         if command.connected.HasField("max_message_size"):
             self.message_bytes_max = command.connected.max_message_size
+        self.takes_watermarks = command.connected.feature_flags.supports_watermarks
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -344,6 +348,11 @@ class Connection(asyncio.BufferedProtocol):
         consumer = self.consumers.get(command.reached_end_of_topic.consumer_id)
         if consumer is not None:
             consumer.on_end_of_topic()
+
+    def _on_watermark(self, command: api.BaseCommand) -> None:
+        consumer = self.consumers.get(command.watermark.consumer_id)
+        if consumer is not None:
+            consumer.on_watermark(command.watermark)
 
     def _on_challenge(self, _command: api.BaseCommand) -> None:
         who = self._credentials

@@ -20,7 +20,9 @@ from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
 from magnetar.client.receiving import PartitionConsumer
 from magnetar.client.schemas import T
 from magnetar.client.transactions import Transaction
+from magnetar.client.watermarks import Watermarks, WatermarkView
 from magnetar.errors import InvalidRequest
+from magnetar.watermarks.generator import Reset, Watermark
 from magnetar.wire.commands import Position
 
 
@@ -39,6 +41,7 @@ class _Receiver(Generic[T]):
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
+        self._view: WatermarkView | None = None
 
     @property
     def _partitions(self) -> Sequence[PartitionConsumer]:
@@ -51,6 +54,42 @@ class _Receiver(Generic[T]):
             return await self._inbox.take()
         async with asyncio.timeout(timeout_s):
             return await self._inbox.take()
+
+    async def receive_or_watermark(
+        self, timeout_s: float | None = None
+    ) -> Message[T] | Watermark | Reset:
+        """As `receive`, released by the watermark as well: of changes that came at once it gets
+        the last. Raises InvalidRequest without `watermarks`."""
+        if self._view is None:
+            self._view = WatermarkView(self._watermarks)
+        if timeout_s is None:
+            return await self._inbox.take_with(self._view)
+        async with asyncio.timeout(timeout_s):
+            return await self._inbox.take_with(self._view)
+
+    def watermarks(self) -> WatermarkView:
+        """For `async for`: the watermark, then its changes; slow loops see the last one. `Reset`:
+        the subscription was moved back, and older messages follow. Raises InvalidRequest without
+        `watermarks`."""
+        return WatermarkView(self._watermarks)
+
+    @property
+    def last_watermark(self) -> int | None:
+        """No message that is not acknowledged has an earlier event time; None before it is known
+        of all partitions. Raises InvalidRequest without `watermarks`."""
+        return self._watermarks.last_ms
+
+    @property
+    def late_messages(self) -> int:
+        """Messages taken that were older than the watermark: their producers broke a promise, or
+        joined late. Raises InvalidRequest without `watermarks`."""
+        return self._watermarks.late
+
+    @property
+    def _watermarks(self) -> Watermarks:
+        if self._inbox.watermarks is None:
+            raise InvalidRequest("it takes no watermarks; make it with watermarks=True")
+        return self._inbox.watermarks
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Messages until it is closed."""

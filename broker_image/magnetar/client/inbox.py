@@ -1,6 +1,6 @@
 """Messages received and not taken yet.
 
-Owns: `Inbox`, which the partitions of a consumer share. Imports: messages, asyncio. Invariants: a
+Owns: `Inbox`, which the partitions of a consumer share. Imports: messages, watermarks, asyncio. Invariants: a
 copy of a message that comes again anyway is never handed out; taking a message is the last step of
 `take`, so a receiver that is cancelled loses none.
 """
@@ -12,7 +12,9 @@ from collections import deque
 from typing import Any, Protocol
 
 from magnetar.client.messages import Message
+from magnetar.client.watermarks import Watermarks, WatermarkView
 from magnetar.errors import MagnetarError
+from magnetar.watermarks.generator import Reset, Watermark
 
 
 class Source(Protocol):
@@ -29,7 +31,9 @@ class Inbox:
     """Messages received and not taken yet, of all partitions of a subscription, in the order
     they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, watermarks: Watermarks | None = None) -> None:
+        """`watermarks` of the same partitions, if they are received as well."""
+        self.watermarks = watermarks
         self._items: deque[tuple[Source, int, Message[Any]]] = deque()
         self._changed = asyncio.Event()
         self._failure: MagnetarError | None = None
@@ -44,6 +48,8 @@ class Inbox:
         """No message will follow; receivers get what is here, then the failure."""
         self._failure = failure
         self._changed.set()
+        if self.watermarks is not None:
+            self.watermarks.close()
 
     def peek(self) -> Message[Any] | None:
         """The next message without taking it; copies of what comes again are dropped."""
@@ -60,10 +66,31 @@ class Inbox:
             await self._changed.wait()
         return self._pop()
 
+    async def take_with(self, view: WatermarkView) -> Message[Any] | Watermark | Reset:
+        """The next change of the watermark that `view` has not seen, or else the next message.
+        Raises the failure when there will be neither."""
+        assert self.watermarks is not None
+        while (effect := view.take()) is None and self.peek() is None:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            tasks = [
+                asyncio.ensure_future(waiting)
+                for waiting in (self._changed.wait(), self.watermarks.wait())
+            ]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+        return self._pop() if effect is None else effect
+
     def take_nowait(self) -> Message[Any] | None:
         return None if self.peek() is None else self._pop()
 
     def _pop(self) -> Message[Any]:
         source, copy, message = self._items.popleft()
         source.on_taken(copy, message)
+        if self.watermarks is not None:
+            self.watermarks.taken(message.event_time_ms)
         return message

@@ -155,6 +155,26 @@ class Producer(Generic[T]):
         message = self._outgoing(value, **options)
         return self._route.choose(message.key, self._partitions).send_nowait(message)
 
+    async def watermark(self, event_time: int, *, txn: Transaction | None = None) -> None:
+        """Assert that no message sent from now on has an event time (ms since the epoch) before
+        this one; durable on all partitions when this returns. It waits for the receipts of what was
+        sent before.
+
+        With `txn` it takes effect when that commits. Raises NotAllowed where the policy
+        `watermarks` is off, SendTimeout when the outcome is unknown, else the refusal.
+        """
+        await self._assert(event_time, txn)
+
+    async def idle(self, *, txn: Transaction | None = None) -> None:
+        """As `watermark`: this producer does not hold watermarks back until its next
+        assertion."""
+        await self._assert(None, txn)
+
+    async def _assert(self, event_ms: int | None, txn: Transaction | None) -> None:
+        await asyncio.gather(
+            *(_assert_on(partition, event_ms, txn) for partition in self._partitions)
+        )
+
     async def flush(self) -> None:
         """Wait for the receipts of everything sent so far. Raises the first failure."""
         await asyncio.gather(*(partition.flush() for partition in self._partitions))
@@ -185,3 +205,13 @@ class Producer(Generic[T]):
             event_time,
             deliver_at,
         )
+
+
+async def _assert_on(
+    partition: PartitionProducer, event_ms: int | None, txn: Transaction | None
+) -> None:
+    if txn is None:
+        await partition.assertions.set(event_ms)
+        return
+    async with txn.publishing(partition.topic) as txn_id:
+        await partition.assertions.set(event_ms, txn_id)

@@ -26,10 +26,11 @@ from magnetar.client.inbox import Inbox
 from magnetar.client.incoming import Damaged, open_chunked, open_entry
 from magnetar.client.messages import Message, MessageId
 from magnetar.client.subscription_options import ConsumerOptions
-from magnetar.errors import MagnetarError
+from magnetar.errors import MagnetarError, NotAllowed
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.commands import EARLIEST, LATEST, Position, message_id_data, position_of
+from magnetar.wire.watermarks import event_ms_of
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,9 @@ class PartitionConsumer(Attachment):
         self.acknowledger = Acknowledger(self, options, dead_letters, self._redeliver)
         self._unacknowledged = self.acknowledger.unacknowledged
         self._chunks = self.acknowledger.chunks
+        self._watermarks = inbox.watermarks
+        if self._watermarks is not None:
+            self._watermarks.add(topic)
 
     @property
     def reached(self) -> MessageId | None:
@@ -290,6 +294,14 @@ class PartitionConsumer(Attachment):
     def on_end_of_topic(self) -> None:
         """REACHED_END_OF_TOPIC: the topic is terminated and everything was delivered."""
         self.end_of_topic = True
+        if self._watermarks is not None:
+            self._watermarks.remove(self.topic)
+
+    def on_watermark(self, watermark: api.CommandWatermark) -> None:
+        """WATERMARK: no message that is not acknowledged is older."""
+        if self._watermarks is not None:
+            generation = watermark.term, watermark.resets
+            self._watermarks.receive(self.topic, event_ms_of(watermark), generation)
 
     def _before_start(self, message_id: MessageId) -> bool:
         """The broker starts with the whole entry of the start id, and a batch at its first
@@ -349,6 +361,12 @@ class PartitionConsumer(Attachment):
         # The answer may still be on its way from a broker that the topic has left; what comes from
         # here on was read after the seek.
         self._seeking = False
+        if options.watermarks:
+            if not connection.takes_watermarks:
+                raise NotAllowed(
+                    f"{self.topic}: its broker serves no watermarks; subscribe without them"
+                )
+            body.watermarks = True
         connection.consumers[self.identity] = self
         await connection.request(body.request_id, requests.subscribe(body))
         self._unused = self._waiting = 0

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from magnetar.client.assertions import Assertions
 from magnetar.client.attachment import Attachment, Session
 from magnetar.client.compression import Compression
 from magnetar.client.connection import Connection
@@ -102,6 +103,7 @@ class PartitionProducer(Attachment):
         self._room = asyncio.Event()
         self._turn = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
+        self.assertions = Assertions(self, session.clock, options.send_timeout_s)
 
     # --- for applications, through Producer
 
@@ -169,6 +171,14 @@ class PartitionProducer(Attachment):
             if isinstance(outcome, MagnetarError):
                 raise outcome
 
+    async def settle(self) -> None:
+        """As `flush`, behind callers of `send` that wait for room; a failure is for those who sent
+        the message."""
+        async with self._turn:
+            self._close_batch()
+        receipts = [receipt for sent in self._queue for receipt in sent.receipts]
+        await asyncio.gather(*receipts, return_exceptions=True)
+
     async def close(self) -> None:
         """Flush, then leave the broker; what has no receipt by the operation timeout fails with
         AlreadyClosed."""
@@ -180,6 +190,7 @@ class PartitionProducer(Attachment):
             pass  # every future carries its own failure
         finally:
             connection = self.connection
+            await self.assertions.close()
             await self.stop()
             if connection is not None:
                 connection.producers.pop(self.identity, None)
@@ -376,6 +387,7 @@ class PartitionProducer(Attachment):
             self._known_to_broker, self.last_sequence_id = True, answer.last_sequence_id
         for sent in self._queue:
             connection.write(sent.frame)
+        self.assertions.repeat()
 
     def _release(self, connection: Connection) -> None:
         connection.producers.pop(self.identity, None)

@@ -43,7 +43,7 @@ class ConsumerOptions:
     Unconfirmed acknowledgements wait up to `ack_group_s` for others (0: until the end of this turn
     of the loop). What is not acknowledged `ack_timeout_s` after it was received is delivered again.
     `negative_ack_backoff` takes the place of `negative_ack_delay_s`. `topic_in_ids`: ids of
-    messages name their topic.
+    messages name their topic. `watermarks`: the broker sends them.
     """
 
     subscription: str
@@ -64,6 +64,7 @@ class ConsumerOptions:
     properties: Mapping[str, str] = field(default_factory=dict)
     schema: Schema[Any] = BYTES
     topic_in_ids: bool = False
+    watermarks: bool = False
 
     def __post_init__(self) -> None:
         if not self.subscription.strip():
