@@ -32,6 +32,7 @@ class Standing:
     """Active producers, holds and what open transactions have asserted."""
 
     __slots__ = (
+        "_blocking",
         "_blocks",
         "_holds",
         "_holds_of",
@@ -46,8 +47,13 @@ class Standing:
         self._resting_ms = snapshot.resting_ms
         held = {(txn, name): ms for txn, name, ms in snapshot.holds if ms is not None}
         self._holds: Minimum[tuple[TxnId, str]] = Minimum(held)
-        self._blocks = {(txn, name): None for txn, name, ms in snapshot.holds if ms is None}
-        """Holds without a value."""
+        self._blocks: dict[str, dict[TxnId, None]] = {}
+        """Holds without a value, by producer."""
+        self._blocking: dict[str, None] = {}
+        """Those of active producers."""
+        for txn, name, ms in snapshot.holds:
+            if ms is None:
+                self._block(txn, name)
         self._holds_of: dict[TxnId, list[str]] = {}
         for txn, name, _ in snapshot.holds:
             self._holds_of.setdefault(txn, []).append(name)
@@ -60,14 +66,14 @@ class Standing:
 
     @property
     def blocked(self) -> bool:
-        """Whether the watermark must not advance: a producer has sent in a transaction before it
-        asserted anything."""
-        return bool(self._blocks)
+        """Whether the watermark must not advance: an active producer has sent in a transaction
+        before it asserted anything. One that still has not asserted bounds nothing."""
+        return bool(self._blocking)
 
     @property
     def exact_ms(self) -> int | None:
         """The minimum; None if nothing was ever asserted, or while `blocked`."""
-        if self._blocks:
+        if self._blocking:
             return None
         least = self._producers.least()
         value = self._resting_ms if least is None else least[0]
@@ -82,7 +88,8 @@ class Standing:
     @property
     def size(self) -> int:
         """What a snapshot holds, in elements."""
-        return len(self._producers) + len(self._holds) + len(self._blocks) + self._pending_count
+        blocks = sum(map(len, self._blocks.values()))
+        return len(self._producers) + len(self._holds) + blocks + self._pending_count
 
     def active(self) -> tuple[str, ...]:
         return tuple(self._producers.values)
@@ -93,7 +100,7 @@ class Standing:
 
     def holds(self, txn: TxnId, producer: str) -> bool:
         """Whether the producer's first message in the transaction is known."""
-        return (txn, producer) in self._holds or (txn, producer) in self._blocks
+        return (txn, producer) in self._holds or txn in self._blocks.get(producer, ())
 
     def asserted_below(self, txn: TxnId, event_ms: int) -> int:
         """How many producers assert less in the transaction."""
@@ -103,8 +110,8 @@ class Standing:
 
     def holder(self) -> Holder | None:
         """Who decides the watermark."""
-        for txn, name in self._blocks:
-            return Holder(name, None, txn)
+        for name in self._blocking:
+            return Holder(name, None, min(self._blocks[name]))
         held, least = self._holds.least(), self._producers.least()
         if held is not None and (least is None or held[0] <= least[0]):
             return Holder(held[1][1], held[0], held[1][0])
@@ -113,7 +120,7 @@ class Standing:
     def to_snapshot(self) -> Snapshot:
         """In an order that depends on the content only."""
         holds = [(txn, name, ms) for (txn, name), ms in self._holds.values.items()]
-        blocks = [(txn, name, None) for txn, name in self._blocks]
+        blocks = [(txn, name, None) for name, txns in self._blocks.items() for txn in txns]
         return Snapshot(
             tuple(sorted(self._producers.values.items())),
             self._resting_ms,
@@ -131,7 +138,7 @@ class Standing:
         """The next record. A snapshot says what is known already."""
         if isinstance(record, Assertion):
             if record.txn is None:
-                self._producers.set(record.producer, record.event_ms)
+                self._join(record.producer, record.event_ms)
             else:
                 self._say(record.txn, record.producer, record.event_ms)
         elif isinstance(record, Idle):
@@ -144,6 +151,24 @@ class Standing:
         elif isinstance(record, End):
             self._end(record.txn, record.committed)
 
+    def _join(self, producer: str, event_ms: int) -> None:
+        self._producers.set(producer, event_ms)
+        if producer in self._blocks:
+            self._blocking[producer] = None
+
+    def _block(self, txn: TxnId, producer: str) -> None:
+        self._blocks.setdefault(producer, {})[txn] = None
+        if producer in self._producers:
+            self._blocking[producer] = None
+
+    def _unblock(self, txn: TxnId, producer: str) -> None:
+        blocks = self._blocks.get(producer)
+        if blocks is not None and txn in blocks:
+            del blocks[txn]
+            if not blocks:
+                del self._blocks[producer]
+                self._blocking.pop(producer, None)
+
     def _say(self, txn: TxnId, producer: str, event_ms: int | None) -> None:
         """The last assertion in a transaction counts, if it commits."""
         said = self._pending.setdefault(txn, {})
@@ -155,6 +180,7 @@ class Standing:
         least = self._producers.least()
         for producer in producers:
             self._producers.remove(producer)
+            self._blocking.pop(producer, None)
         if least is not None and not self._producers:
             self._resting_ms = least[0]
 
@@ -164,14 +190,14 @@ class Standing:
         self._holds_of.setdefault(txn, []).append(producer)
         asserted = self._producers.get(producer)
         if asserted is None:
-            self._blocks[txn, producer] = None
+            self._block(txn, producer)
         else:
             self._holds.set((txn, producer), asserted)
 
     def _end(self, txn: TxnId, committed: bool) -> None:
         for name in self._holds_of.pop(txn, ()):
             self._holds.remove((txn, name))
-            self._blocks.pop((txn, name), None)
+            self._unblock(txn, name)
         said = self._pending.pop(txn, {})
         self._pending_count -= len(said)
         if not committed:
@@ -179,5 +205,5 @@ class Standing:
         # One step for the outside: producers that stay count before the others leave together.
         for name, ms in said.items():
             if ms is not None:
-                self._producers.set(name, ms)
+                self._join(name, ms)
         self._leave(name for name, ms in said.items() if ms is None)

@@ -2,7 +2,8 @@
 
 Owns: `Reference`, which answers for any beginning ("cut") of a list of events by looking at all of
 them. Imports: records only: neither heaps nor folds. The rule in its plain form: a hold
-of (p0, W0) applies from the producer's first message in the transaction to the transaction's end.
+of (p0, W0) applies from the producer's first message in the transaction to the transaction's end;
+without a W0, while its producer is active.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Reference:
         found = {name: self.in_force(name, cut) for name in names}
         return {name: ms for name, ms in found.items() if ms is not None}
 
-    def holds(self, cut: int) -> list[int | None]:
-        """W0 of each hold that applies."""
+    def holds(self, cut: int) -> list[tuple[str, int | None]]:
+        """Producer and W0 of each hold that applies."""
         found = []
         for at, event in enumerate(self._events[:cut]):
             if not isinstance(event, Hold):
@@ -75,16 +76,16 @@ class Reference:
             ends = [k for k, one in enumerate(before) if self._ends(one, event.txn)]
             first = event not in before[(ends[-1] + 1 if ends else 0) :]
             if first and not any(self._ends(one, event.txn) for one in since):
-                found.append(self.in_force(event.producer, at))
+                found.append((event.producer, self.in_force(event.producer, at)))
         return found
 
     def _exact(self, cut: int) -> int | None:
         """None: nothing to deliver."""
-        holds = self.holds(cut)
-        if None in holds:
+        holds, active = self.holds(cut), self.active(cut)
+        if any(ms is None and producer in active for producer, ms in holds):
             return None
         counted = cut
         while counted and not self.active(counted):
             counted -= 1
         values = [*self.active(counted).values()]
-        return min([*values, *(ms for ms in holds if ms is not None)]) if values else None
+        return min([*values, *(ms for _, ms in holds if ms is not None)]) if values else None

@@ -185,6 +185,17 @@ def test_a_transaction_before_the_first_assertion_stops_it() -> None:
     assert topic.take(End(T1, True)) == Watermark(8)
 
 
+def test_a_producer_that_never_asserts_holds_nothing() -> None:
+    """Its transaction bounds the watermark from its first assertion on."""
+    topic = Topic(0)
+    topic.publish()
+    topic.clear()
+    assert topic.take(Hold("q", T1), Assertion("p", 8)) == Watermark(8)
+    assert topic.take(Assertion("p", 9)) == Watermark(9)
+    assert topic.take(Assertion("q", 20), Assertion("p", 10)) is None
+    assert topic.take(End(T1, True)) == Watermark(10)
+
+
 def test_several_transactions_of_a_producer_hold_each() -> None:
     topic = Topic(1)
     topic.clear()
