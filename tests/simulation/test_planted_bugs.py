@@ -16,6 +16,7 @@ from tests.simulation.scenarios import (
     planted_merges,
     planted_splits,
     planted_transactions,
+    planted_watermarks,
 )
 from tests.simulation.scenarios.planted import CONTROL, planting
 from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
@@ -126,6 +127,16 @@ NOTICED_BY = {
         "runs_are_linked_backwards": "internal nonmonotonic send|inconsistent offsets|nonmonotonic "
         "poll",
     },
+    "planted_watermarks": {
+        "the_cursor_counts_before_it_is_durable": "invariant 7.*behind the watermark",
+        "no_hold": "invariant 7.*behind the watermark",
+        "the_hold_ends_before_the_marker": "invariant 7.*behind the watermark",
+        "no_snapshot_before_trimming": "invariant 7",
+        "checkpoint_without_watermarks": "invariant 7",
+        "assertions_are_not_replayed": "invariant 7",
+        "an_assertion_overtakes_what_was_sent": "invariant 7.*behind the watermark",
+        "a_watermark_overtakes_messages": "invariant 7.*behind the watermark",
+    },
 }
 BUGS = [(suite, bug) for suite, bugs in NOTICED_BY.items() for bug in bugs]
 
@@ -158,6 +169,7 @@ def test_every_planted_bug_can_be_planted() -> None:
         planted_lifecycle,
         planted_coordinators,
         planted_transactions,
+        planted_watermarks,
     ):
         for bug in module.BUGS:
             with planting(module.BUGS, bug):
@@ -172,6 +184,7 @@ def test_every_planted_bug_is_hunted() -> None:
     assert {*NOTICED_BY["planted_lifecycle"]} == {*planted_lifecycle.BUGS}
     assert {*NOTICED_BY["planted_coordinators"]} == {*planted_coordinators.BUGS}
     assert {*NOTICED_BY["planted_transactions"]} == {*planted_transactions.BUGS}
+    assert {*NOTICED_BY["planted_watermarks"]} == {*planted_watermarks.BUGS}
 
 
 @pytest.mark.parametrize(

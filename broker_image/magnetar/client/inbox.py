@@ -1,15 +1,17 @@
-"""Messages received and not taken yet.
+"""Messages received and not taken yet, and the watermarks between them.
 
-Owns: `Inbox`, which the partitions of a consumer share. Imports: messages, watermarks, asyncio. Invariants: a
-copy of a message that comes again anyway is never handed out; taking a message is the last step of
-`take`, so a receiver that is cancelled loses none.
+Owns: `Inbox`, which the partitions of a consumer share. Imports: messages, watermarks, asyncio.
+Invariants: a copy of a message that comes again anyway is never handed out; taking a message is the
+last step of `take`, so a receiver that is cancelled loses none; a watermark holds once every message
+that came before it is taken: one of them may have been delivered to another consumer since, and
+acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from magnetar.client.messages import Message
 from magnetar.client.watermarks import Watermarks, WatermarkView
@@ -27,6 +29,16 @@ class Source(Protocol):
         ...
 
 
+class _Received(NamedTuple):
+    source: Source
+    copy: int
+    message: Message[Any]
+
+
+_Marks = dict[str, tuple[int | None, tuple[int, int]]]
+"""Watermarks with no message between them: the last one of each partition, and its generation."""
+
+
 class Inbox:
     """Messages received and not taken yet, of all partitions of a subscription, in the order
     they came."""
@@ -34,15 +46,24 @@ class Inbox:
     def __init__(self, watermarks: Watermarks | None = None) -> None:
         """`watermarks` of the same partitions, if they are received as well."""
         self.watermarks = watermarks
-        self._items: deque[tuple[Source, int, Message[Any]]] = deque()
+        self._items: deque[_Received | _Marks] = deque()
         self._changed = asyncio.Event()
         self._failure: MagnetarError | None = None
 
     def put(self, source: Source, copy: int, message: Message[Any]) -> None:
         """`copy` is what the source knows its entry's arrival by. Bounded by the permits each
         consumer gave."""
-        self._items.append((source, copy, message))
+        self._items.append(_Received(source, copy, message))
         self._changed.set()
+
+    def put_watermark(self, topic: str, event_ms: int | None, generation: tuple[int, int]) -> None:
+        """A partition's watermark holds behind what came before it."""
+        last = self._items[-1] if self._items else None
+        if isinstance(last, dict):
+            last[topic] = event_ms, generation
+        else:
+            self._items.append({topic: (event_ms, generation)})
+        self.peek()
 
     def fail(self, failure: MagnetarError) -> None:
         """No message will follow; receivers get what is here, then the failure."""
@@ -52,10 +73,23 @@ class Inbox:
             self.watermarks.close()
 
     def peek(self) -> Message[Any] | None:
-        """The next message without taking it; copies of what comes again are dropped."""
-        while self._items and self._items[0][0].leaves_out(*self._items[0][1:]):
-            self._items.popleft()
-        return self._items[0][2] if self._items else None
+        """The next message without taking it; copies of what comes again are dropped, and
+        watermarks before it hold."""
+        while self._items:
+            first = self._items[0]
+            if isinstance(first, dict):
+                self._items.popleft()
+                self._hold(first)
+            elif first.source.leaves_out(first.copy, first.message):
+                self._items.popleft()
+            else:
+                return first.message
+        return None
+
+    def _hold(self, marks: _Marks) -> None:
+        if self.watermarks is not None:
+            for topic, (event_ms, generation) in marks.items():
+                self.watermarks.receive(topic, event_ms, generation)
 
     async def take(self) -> Message[Any]:
         """The next message. Raises the failure when there will be none."""
@@ -70,27 +104,29 @@ class Inbox:
         """The next change of the watermark that `view` has not seen, or else the next message.
         Raises the failure when there will be neither."""
         assert self.watermarks is not None
-        while (effect := view.take()) is None and self.peek() is None:
+        while self.peek() is None and not view.news:
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()
-            tasks = [
-                asyncio.ensure_future(waiting)
-                for waiting in (self._changed.wait(), self.watermarks.wait())
-            ]
+            message = asyncio.ensure_future(self._changed.wait())
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    (message, self.watermarks.changed), return_when=asyncio.FIRST_COMPLETED
+                )
             finally:
-                for task in tasks:
-                    task.cancel()
-        return self._pop() if effect is None else effect
+                message.cancel()
+        return view.take() or self._pop()
 
     def take_nowait(self) -> Message[Any] | None:
         return None if self.peek() is None else self._pop()
 
     def _pop(self) -> Message[Any]:
-        source, copy, message = self._items.popleft()
-        source.on_taken(copy, message)
+        received = self._items.popleft()
+        assert not isinstance(received, dict), "a message is there: `peek` has returned it"
+        received.source.on_taken(received.copy, received.message)
         if self.watermarks is not None:
-            self.watermarks.taken(message.event_time_ms)
-        return message
+            self.watermarks.taken(received.message.event_time_ms)
+            if self._items and isinstance(self._items[0], dict):
+                # once the caller has the message
+                asyncio.get_running_loop().call_soon(self.peek)
+        return received.message

@@ -298,10 +298,9 @@ class PartitionConsumer(Attachment):
             self._watermarks.remove(self.topic)
 
     def on_watermark(self, watermark: api.CommandWatermark) -> None:
-        """WATERMARK: no message that is not acknowledged is older."""
-        if self._watermarks is not None:
-            generation = watermark.term, watermark.resets
-            self._watermarks.receive(self.topic, event_ms_of(watermark), generation)
+        """WATERMARK: no message behind those that were sent before it is older."""
+        generation = watermark.term, watermark.resets
+        self._inbox.put_watermark(self.topic, event_ms_of(watermark), generation)
 
     def _before_start(self, message_id: MessageId) -> bool:
         """The broker starts with the whole entry of the start id, and a batch at its first

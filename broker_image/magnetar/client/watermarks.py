@@ -87,10 +87,10 @@ class Watermarks:
         self.closed = True
         self._wake()
 
-    async def wait(self) -> None:
-        """Until something changes."""
-        if not self.closed:
-            await asyncio.shield(self._changed)
+    @property
+    def changed(self) -> asyncio.Future[None]:
+        """Done with the next change after this call; to be waited for, not to be cancelled."""
+        return self._changed
 
     def _apply(self, effect: Effect | None) -> None:
         if effect is None:
@@ -113,6 +113,13 @@ class WatermarkView:
         self._watermarks, self._resets = watermarks, watermarks.resets
         self._seen_ms: int | None = None
 
+    @property
+    def news(self) -> bool:
+        """Whether `take` would return anything."""
+        watermarks = self._watermarks
+        advanced = watermarks.last_ms != self._seen_ms and watermarks.last_ms is not None
+        return advanced or watermarks.resets != self._resets
+
     def take(self) -> Effect | None:
         """What has changed since the last call."""
         resets, last_ms = self._watermarks.resets, self._watermarks.last_ms
@@ -131,4 +138,4 @@ class WatermarkView:
             elif self._watermarks.closed:
                 return
             else:
-                await self._watermarks.wait()
+                await asyncio.wait((self._watermarks.changed,))
