@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
 from dev.testbed.rest import Admin
 from magnetar.client import EARLIEST, Client, Consumer, Message, Producer, Reset, Watermark
+from magnetar.wire.watermarks import PROPERTY
 from tests.clients.restarts import restart
 
 WAIT_S = 120
@@ -194,3 +199,63 @@ async def test_a_topic_without_the_policy_refuses(shared_server: ServerProcess) 
         producer = await client.create_producer("marks-off")
         with pytest.raises(Exception, match="policy watermarks"):
             await producer.watermark(1)
+
+
+@pytest.mark.slow
+def test_the_example_closes_the_windows_of_an_offline_computation(
+    shared_server: ServerProcess,
+) -> None:
+    """As its reader runs it."""
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "examples/event_time_windows.py",
+            "--service-url",
+            shared_server.service_url,
+            "--http-url",
+            shared_server.http_url,
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    found = json.loads(ran.stdout)
+    assert found["windows"] == found["offline"]
+    assert sum(found["windows"].values()) == 400
+    assert found["late"] == 3
+
+
+@pytest.mark.slow
+async def test_a_client_without_the_commands_asserts_by_a_property(
+    shared_server: ServerProcess, topic: str, admin: Admin
+) -> None:
+    """The official Python client sends the property; our consumer gets the watermark, and REST has
+    it for others."""
+    async with connected(shared_server) as ours:
+        consumer = await ours.subscribe(topic, "s", watermarks=True)
+        await asyncio.to_thread(_send_officially, shared_server, topic, {PROPERTY: "10"})
+        received = await consumer.receive()
+        await consumer.acknowledge(received)
+        async for change in consumer.watermarks():
+            assert change.event_ms == 10
+            break
+        path = topic.replace("://", "/") + "/subscription/s/watermark"
+        found = await asyncio.to_thread(admin.call, "GET", path)
+        assert found["watermark"] == 10
+        assert found["boundedBy"] == {"producer": "official", "eventTime": 10}
+        await asyncio.to_thread(_send_officially, shared_server, topic, {PROPERTY: "idle"})
+        await consumer.acknowledge(await consumer.receive())
+        found = await asyncio.to_thread(admin.call, "GET", path)
+        assert (found["watermark"], found["boundedBy"], found["activeProducers"]) == (10, None, 0)
+
+
+def _send_officially(server: ServerProcess, topic: str, properties: dict[str, str]) -> None:
+    """One message of the official Python client."""
+    client = pulsar.Client(
+        server.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
+    producer = client.create_producer(topic, producer_name="official")
+    producer.send(b"a", event_timestamp=5, properties=properties)
+    client.close()
