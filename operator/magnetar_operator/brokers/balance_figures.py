@@ -63,8 +63,10 @@ def is_uneven(status: BalanceStatus) -> bool:
 
 
 def _differs_little(previous: BalanceStatus, now: BalanceStatus) -> bool:
-    if bool(previous.imbalance) != bool(now.imbalance):
-        return False
+    """Whether no figure has come or gone, and the imbalance is about the same."""
+    begun_or_ended = any(
+        bool(getattr(previous, name)) != bool(getattr(now, name))
+        for name in ("imbalance", "moves_under_way", "moves_last_hour")
+    )
     change = abs(float(previous.imbalance or 1) - float(now.imbalance or 1))
-    moving = bool(previous.moves_under_way) != bool(now.moves_under_way)
-    return change < LITTLE and not moving
+    return change < LITTLE and not begun_or_ended

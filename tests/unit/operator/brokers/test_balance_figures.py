@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, Resource
@@ -85,6 +86,16 @@ def test_load_that_changes_all_the_time_is_rarely_a_write() -> None:
     assert shown(uneven, first, SETTLED_MS - 1) is first
     assert shown(uneven, first, SETTLED_MS).imbalance == "1.50"
     assert shown(state(1000, 1000), first, 5 * KEPT_MS) is first, "equal figures are no news"
+
+
+def test_the_first_move_is_no_little_thing_and_the_next_ones_are() -> None:
+    first = shown(state(1000, 1000))
+    loads = state(1000, 1000).loads
+    moved = {**loads, "main-broker-0": replace(loads["main-broker-0"], moves=1, moved_ms=NOW_MS)}
+    later = shown(state(1000, 1000, loads=moved), first, SETTLED_MS)
+    assert later.moves_last_hour == 1
+    more = {**loads, "main-broker-0": replace(loads["main-broker-0"], moves=2, moved_ms=NOW_MS)}
+    assert shown(state(1000, 1000, loads=more), later, 2 * SETTLED_MS) is later
 
 
 def test_another_strategy_is_shown_at_once_and_an_outage_changes_nothing() -> None:
