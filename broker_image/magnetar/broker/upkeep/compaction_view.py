@@ -28,6 +28,7 @@ from magnetar.storage import names
 from magnetar.storage.log.index import LevelZeroIndex, Run
 from magnetar.storage.manifest import LevelZero, Manifest, SegmentReference, TopicSegments
 from magnetar.storage.segments.level_one import outside
+from magnetar.topics.ledger_ids import epoch_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,16 @@ def listed_names(manifest: Manifest) -> set[str]:
 def valid_runs(file: LevelZero, index: LevelZeroIndex, topic: str) -> list[Run]:
     """Runs of the terms that count."""
     return [run for run in index.runs(topic) if run.epoch in file.epochs]
+
+
+def is_of_later_term(manifest: Manifest, epoch: int) -> bool:
+    """Whether the manifest holds anything of a term after `epoch`, whose owner may not judge it
+    then. By what it lists too: a merged one has taken in more than it covers."""
+    return manifest.newest_term > epoch or any(
+        epoch_of(found.level1[-1].last[0]) > epoch
+        for found in manifest.topics.values()
+        if found.level1
+    )
 
 
 def forget_runs(bundle: OwnedBundle) -> None:

@@ -25,6 +25,7 @@ from magnetar.broker.upkeep.compaction_view import (
     FileShare,
     RoundView,
     forget_runs,
+    is_of_later_term,
     listed_names,
     name_of,
     valid_runs,
@@ -88,7 +89,7 @@ class ManifestCompactor:
         await self._resolve()
         forget_runs(bundle)
         manifest = bundle.catalog.manifest
-        if manifest.newest_term > bundle.epoch:
+        if is_of_later_term(manifest, bundle.epoch):
             return None  # our term is over, and we have not learned of it yet
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
         age_ms = int(settings.rewrite_age_s * 1000)
