@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.broker.commands.sessions import ProducerSession
-from magnetar.broker.topics.publishing import Publishing
+from magnetar.broker.topics.producers import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep import expiry as topic_life

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from magnetar.broker.topics.publishing import Publishing
+from magnetar.broker.topics.producers import Publishing
 from magnetar.broker.upkeep import expiry as topic_life
 from magnetar.storage.gc import BundleFacts, LogFile
 from magnetar.topics.deduplication import Deduplication

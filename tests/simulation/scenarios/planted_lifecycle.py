@@ -14,7 +14,7 @@ import pytest
 from magnetar.broker.bundles.recovery import bundle_recovery as recovery
 from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.topics.admission import Admission
-from magnetar.broker.topics.publishing import Publishing
+from magnetar.broker.topics.producers import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep import expiry as topic_life

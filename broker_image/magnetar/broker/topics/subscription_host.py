@@ -61,8 +61,6 @@ class SubscriptionHost:
         self.messages_expired = 0
         self.unused_since_ms: int | None = None
 
-    # --- consumers --------------------------------------------------------------------------------
-
     def sessions(self) -> list[AttachedConsumer]:
         """Consumers connected now, in order of arrival."""
         return cast("list[AttachedConsumer]", list(self.core.consumers))

@@ -22,7 +22,7 @@ from magnetar.broker.topics.admission import Admission, Recorded
 from magnetar.broker.topics.effective_policies import PROPERTY
 from magnetar.broker.topics.entry_metadata import EntryMetadata
 from magnetar.broker.topics.message_sender import MessageSender
-from magnetar.broker.topics.publishing import Publishing
+from magnetar.broker.topics.producers import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_limits import dispatch_limits
 from magnetar.broker.topics.topic_reader import TopicReader
