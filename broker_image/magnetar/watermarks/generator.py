@@ -83,11 +83,14 @@ class Generator:
     @property
     def behind(self) -> bool:
         """Whether `advance` has more to read."""
-        return bool(self._timeline.run(self._next, self._mark_delete, 1))
+        return self.gains(self._mark_delete)
 
     def gains(self, mark_delete: Place) -> bool:
         """Whether an advance to there would read anything."""
-        return bool(self._timeline.run(self._next, mark_delete, 1))
+        timeline = self._timeline
+        if self._next < timeline.first:
+            return timeline.knows(mark_delete)
+        return bool(timeline.run(self._next, mark_delete, 1))
 
     @property
     def active_count(self) -> int:
@@ -110,6 +113,10 @@ class Generator:
         timeline has grown. Nothing is delivered while `behind`: call again."""
         if mark_delete is not None and mark_delete > self._mark_delete:
             self._mark_delete = mark_delete
+        if self._next < self._timeline.first:
+            # what it would read next is gone: the horizon has it
+            self._standing, self._next = self._timeline.standing_at(self._mark_delete)
+            return self._settled()
         run = self._timeline.run(self._next, self._mark_delete, at_most)
         if not run:
             return self._settled()
@@ -136,8 +143,6 @@ class Generator:
         """The topic dropped entries, the timeline too, and the cursor is at `mark_delete` since.
         Acknowledged or not, they do not come again."""
         self._mark_delete = max(self._mark_delete, mark_delete)
-        if self._next < self._timeline.first:
-            self._standing, self._next = self._timeline.standing_at(self._mark_delete)
         return self.advance()
 
     def saw(self, event_ms: int) -> bool:

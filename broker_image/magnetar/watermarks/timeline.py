@@ -32,6 +32,8 @@ from magnetar.watermarks.records import (
 from magnetar.watermarks.standing import Standing
 
 _LAST_ORDINAL = 1 << 62
+RECORDS_MAX = 100_000
+"""In memory, about 200 bytes each. Producers may assert any number without a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,18 @@ class Timeline:
         """Index of the first record behind a later entry."""
         return bisect_right(self._anchors, (*place, _LAST_ORDINAL))
 
+    def knows(self, place: Place) -> bool:
+        """Whether the standing there is known: it is not before the horizon."""
+        return place >= self._base.anchor.place
+
     def standing_at(self, place: Place) -> tuple[Standing, int]:
         """The standing at a mark-delete, and the number of the next record. Reads at most the
-        records since the last snapshot before it."""
+        records since the last snapshot before it.
+
+        Before the horizon nothing stands, and the number is that of a record that is gone.
+        """
+        if not self.knows(place):
+            return Standing(), self._first - 1
         sequence = self._first + self._after(place)
         point = self._points[bisect_right(self._points, sequence, key=lambda one: one.sequence) - 1]
         standing = Standing(point.snapshot)
@@ -236,6 +247,20 @@ class Timeline:
             return None
         standing, _ = self.standing_at(place)
         return Anchored(self._anchors[at - 1], standing.to_snapshot())
+
+    def thin(self) -> bool:
+        """Forget the older half of the records if there are more than RECORDS_MAX. A subscription
+        so far behind has no watermark until it has passed them. Whether any went."""
+        half = len(self._records) // 2
+        if len(self._records) <= RECORDS_MAX:
+            return False
+        until = self._first + half
+        point = self._points[bisect_right(self._points, until, key=lambda one: one.sequence) - 1]
+        standing = Standing(point.snapshot)
+        for record in self._records[point.sequence - self._first : half]:
+            standing.apply(record)
+        self.trim(Anchored(self._anchors[half - 1], standing.to_snapshot()))
+        return True
 
     def trim(self, horizon: Anchored) -> None:
         """Drop the records that the horizon holds. Replay calls it too. Raises CorruptData if its

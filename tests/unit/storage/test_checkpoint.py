@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_golden_checkpoint() -> None:
     """The bytes of version 2."""
     assert encoder_of(CHECKPOINT).finish() == GOLDEN
     assert decode_checkpoint(GOLDEN, "c") == CHECKPOINT
+
+
+def test_golden_watermarks() -> None:
+    """Control records of a topic, which has no transactions, are its last field."""
+    topic = replace(TOPIC, watermarks=(b"\x01\x02", b"\x03"))
+    data = encoder_of(replace(CHECKPOINT, topics={"persistent://a/b/c": topic})).finish()
+    head, _ = GOLDEN.split(b"]]},")
+    assert data.startswith(head + b'],null,["AQI=","Aw=="]]},"version":2}\n')
+    assert decode_checkpoint(data, "c").topics["persistent://a/b/c"] == topic
 
 
 NUMBER = st.integers(-1, 2**63 - 1)

@@ -59,6 +59,7 @@ class TopicWatermarks:
         anchored, horizon = found
         if not horizon:
             self.timeline.apply(*anchored)
+            self.timeline.thin()
         elif isinstance(anchored.record, Snapshot):
             self.timeline.trim(anchored)
         else:

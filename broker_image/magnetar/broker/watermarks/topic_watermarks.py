@@ -227,6 +227,7 @@ class ServedWatermarks:
 
     def _durable(self, anchored: Anchored, confirmed: Confirmed | None, _place: object) -> None:
         self.timeline.apply(*anchored)
+        self.timeline.thin()
         if confirmed is not None:
             confirmed()
         if not self._advancing:

@@ -37,8 +37,10 @@ from magnetar.storage.log.format import (
     encode_release,
     encode_term,
     encode_topic,
+    encode_watermark,
 )
 from magnetar.storage.log.framing import RECORD_HEADER_BYTES, Encoded
+from magnetar.storage.log.watermark_format import WatermarkRecord
 
 U64 = st.integers(0, 2**64 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -76,6 +78,17 @@ def test_golden_block() -> None:
     header = encode_block_header(block_seed("broker-0.5f", 3), 4096, 9, 1_700_000_000_000, 5, body)
     assert (header + body).hex() == GOLDEN_BLOCK
     assert len(header) == BLOCK_HEADER_BYTES
+
+
+def test_golden_watermark_record() -> None:
+    """Version 1 of a control record's frame never changes."""
+    encoded = encode_watermark(epoch=5, topic=b"persistent://a/b/c", control=b"\x01\x02")
+    assert joined(encoded).hex() == (
+        "0900000020000000" + "0500000000000000" + "12000000" + b"persistent://a/b/c".hex() + "0102"
+    )
+    assert only_record(encoded) == WatermarkRecord(5, "persistent://a/b/c", b"\x01\x02")
+    with pytest.raises(CorruptData):
+        list(decode_records(memoryview(bytes.fromhex("090000000c000000" + "00" * 8 + "05000000"))))
 
 
 def golden_records() -> list[Encoded]:
