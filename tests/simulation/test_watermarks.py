@@ -12,6 +12,8 @@ from tests.simulation.scenarios.seeds import SeedRange, run_seeds
 
 SEEDS = SeedRange("watermarks:counted", 300, chunk=50)
 
+SEEKING = SeedRange("watermarks:seeking", 100, chunk=50)
+
 HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written
     "message Exclusive": 60,
@@ -41,6 +43,20 @@ def test_no_watermark_is_followed_by_an_older_message(first: int) -> None:
 def test_every_way_of_a_watermark_was_met_often() -> None:
     """A scenario that is too kind proves nothing."""
     SEEDS.check_happened(HAPPENED_PER_SEED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", SEEKING.firsts)
+def test_a_seek_back_resets_before_anything_older(first: int) -> None:
+    """Whichever owner answers it, and if its answer is lost."""
+    SEEKING.check_passed(first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_seeks_were_met_often() -> None:
+    SEEKING.check_happened({"sought Exclusive": 0.5, "reset Exclusive": 0.3})
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from magnetar.client import Client, Message, Producer, Reset, Transaction
+from magnetar.client import EARLIEST, Client, Consumer, Message, Producer, Reset, Transaction
 from tests.simulation.kernel.world import Environment
 from tests.simulation.scenarios.tracer_clients import (
     ALLOWED,
@@ -44,6 +44,8 @@ class Marked:
     watermarks: int = 0
     resets: int = 0
     committed: int = 0
+    seeks: bool = False
+    sought: int = 0
 
     async def consume(self, environment: Environment) -> None:
         """Receive in short sessions, acknowledge most of it, some of it without confirmation."""
@@ -77,10 +79,24 @@ class Marked:
             self.watermarks += 1
             if isinstance(received, Reset):
                 self.resets += 1
-            if received.event_ms is not None:
-                floor_ms = received.event_ms
-                self.delivered_ms = max(self.delivered_ms, received.event_ms)
+            floor_ms = -1 if received.event_ms is None else received.event_ms
+            self.delivered_ms = max(self.delivered_ms, floor_ms)
+        if self.seeks and environment.clock.random_bits(1):
+            await self._go_back(consumer, floor_ms)
         await consumer.close()
+
+    async def _go_back(self, consumer: Consumer[bytes], floor_ms: int) -> None:
+        """A seek to the beginning: a reset comes before anything older."""
+        self.delivered_ms = -1  # also if its answer is lost
+        await consumer.seek(EARLIEST)
+        self.sought += 1
+        for _ in range(5):
+            received = await consumer.receive_or_watermark(timeout_s=4)
+            if isinstance(received, Message):
+                self.check(received, floor_ms)
+            else:
+                self.resets += isinstance(received, Reset)
+                floor_ms = -1 if received.event_ms is None else received.event_ms
 
     def check(self, message: Message, floor_ms: int) -> None:
         """Invariant 7."""

@@ -52,10 +52,21 @@ def counted(seed: int) -> dict[str, int]:
     return dict(run_counted(seed)[1].counts)
 
 
-def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evidence]:
+def seeking(seed: int) -> dict[str, int]:
+    """As `counted`; the consumer of the kept topic goes back to its beginning now and then."""
+    return dict(run_counted(seed, seeks=True)[1].counts)
+
+
+def run_counted(
+    seed: int, faults: Faults | None = None, *, seeks: bool = False
+) -> tuple[History, Evidence]:
     """As `run`, with what the run went through."""
     history = History()
-    marked = [Marked(KEPT, "Exclusive"), Marked(TRIMMED, "Shared"), Marked(MIXED, "Failover")]
+    marked = [
+        Marked(KEPT, "Exclusive", seeks=seeks),
+        Marked(TRIMMED, "Shared"),
+        Marked(MIXED, "Failover"),
+    ]
     with CoordinatorCluster(seed, history, faults or FAULTS, txn_inquire_s=INQUIRE_S) as cluster:
         cluster.make_namespaces(NAMESPACES, BUNDLES)
         cluster.topics += [KEPT, TRIMMED, MIXED]
@@ -79,6 +90,7 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
         evidence.counts[f"watermark {kind}"] = found.watermarks
         evidence.counts[f"reset {kind}"] = found.resets
         evidence.counts[f"committed {kind}"] = found.committed
+        evidence.counts[f"sought {kind}"] = found.sought
     return history, evidence
 
 

@@ -92,6 +92,7 @@ STARTED = {
     "broker/topics/subscription_host.py:SubscriptionHost._expect_return": ITEM,
     "broker/topics/topic_host.py:TopicHost.terminate": ASKED,
     "broker/topics/topic_registry.py:TopicRegistry._start": ITEM,
+    "broker/watermarks/topic_watermarks.py:ServedWatermarks._arm": ITEM,
     "hosting/shared_task.py:SharedTasks.join": ASKED,
     "hosting/views.py:StoreView.start": ITEM,
 }

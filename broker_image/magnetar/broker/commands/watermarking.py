@@ -28,8 +28,8 @@ def set_watermark(connection: Connection, request: api.CommandSetWatermark) -> N
     try:
         if session is None or session.leaving:
             raise ServiceNotReady(
-                f"producer_id: {request.producer_id} is no producer of this connection, or not any "
-                "more; create it, and assert then"
+                f"producer_id: {request.producer_id} is not attached, for it was closed or its "
+                "topic is being unloaded; create it, and assert then"
             )
         buffered = session.topic.bundle.buffered
         if session.topic.frozen and buffered is not None:
@@ -51,6 +51,7 @@ def _set(
             "to enabled, on a persistent topic"
         )
     topic.check_writable()
+    topic.context.log.space.check_publishing()  # the reserve is for what frees space
     topic.used_with_watermarks().set(
         session.name,
         watermarks.event_ms_of(request),
