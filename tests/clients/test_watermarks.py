@@ -52,15 +52,15 @@ class Seen:
 
     def __init__(self) -> None:
         self.watermark: int | None = None
-        self.events: dict[tuple[int, int, int], int] = {}
+        self.events: dict[tuple[str, int], int] = {}
         self.advances = 0
 
     def take(self, received: Message[bytes] | Watermark | Reset) -> None:
         if isinstance(received, Message):
             assert received.event_time_ms is not None
             assert self.watermark is None or received.event_time_ms >= self.watermark
-            place = received.id.ledger, received.id.entry, received.id.batch_index
-            self.events[place] = received.event_time_ms
+            # what got no receipt before the kill was sent again, and may be there twice
+            self.events[received.producer_name, received.sequence_id] = received.event_time_ms
         elif isinstance(received, Reset):
             self.watermark = received.event_ms
         else:
