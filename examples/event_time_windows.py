@@ -3,8 +3,7 @@
 Three producers publish readings whose event times are out of order. Each asserts how far it is; one
 of them sends in transactions, and one joins late, so that some of its readings are late. A consumer
 counts readings in windows of event time, and closes a window when the watermark has passed it. The
-same windows are computed from all readings at once, and compared. The namespace of the topic needs
-the policy `watermarks`; the program sets it on its own topic over REST.
+same windows are computed from all readings at once, and compared.
 
     .venv/bin/magnetar standalone &
     .venv/bin/python examples/event_time_windows.py --service-url pulsar://localhost:6650 [--json]
@@ -14,10 +13,6 @@ import argparse
 import asyncio
 import json
 import random
-import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 import uuid
 from collections import Counter
 
@@ -27,27 +22,6 @@ WINDOW_MS = 1_000
 STEP_MS, JITTER_MS = 20, 180
 ASSERT_EVERY = 10
 OPERATION_TIMEOUT_S = 120
-
-
-def allow_watermarks(http_url: str, topic: str) -> None:
-    """Create the topic, and let its producers assert. Where REST is elsewhere, the namespace has
-    the policy."""
-    path = f"{http_url}/admin/v2/{topic.replace('://', '/')}"
-    for method, suffix, body in (
-        ("PUT", "", None),
-        ("POST", "/watermarks", {"enabled": True, "idleTimeout": 0}),
-    ):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            path + suffix, data, {"Content-Type": "application/json"}, method=method
-        )
-        try:
-            urllib.request.urlopen(request, timeout=OPERATION_TIMEOUT_S).close()
-        except urllib.error.HTTPError:
-            raise
-        except urllib.error.URLError as error:
-            print(f"{http_url}: {error.reason}; see --http-url", file=sys.stderr)
-            return
 
 
 def readings(seed: int, count: int) -> list[int]:
@@ -109,10 +83,9 @@ async def count(consumer: Consumer, windows: Windows, end_ms: int) -> None:
             windows.advance(received.event_ms)
 
 
-async def main(service_url: str, http_url: str, namespace: str, messages: int) -> Windows:
+async def main(service_url: str, namespace: str, messages: int) -> Windows:
     """Publish and count; the windows by their beginnings."""
     topic = f"persistent://{namespace}/windows-{uuid.uuid4().hex[:8]}"
-    await asyncio.to_thread(allow_watermarks, http_url, topic)
     windows, end_ms = Windows(), (messages * STEP_MS // WINDOW_MS + 2) * WINDOW_MS
     async with Client(service_url, operation_timeout_s=OPERATION_TIMEOUT_S) as client:
         consumer = await client.subscribe(
@@ -146,14 +119,11 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("--service-url", required=True)
-    arguments.add_argument("--http-url", help="REST; default: port 8080 of the same host")
     arguments.add_argument("--namespace", default="public/default", help="where a topic is made")
     arguments.add_argument("--messages", type=int, default=200, help="of each producer")
     arguments.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = arguments.parse_args()
-    host = urllib.parse.urlsplit(chosen.service_url.split(",")[0]).hostname
-    rest = chosen.http_url or f"http://{host}:8080"
-    found = asyncio.run(main(chosen.service_url, rest, chosen.namespace, chosen.messages))
+    found = asyncio.run(main(chosen.service_url, chosen.namespace, chosen.messages))
     expected = offline(chosen.messages)
     if chosen.json:
         print(json.dumps({"windows": found.closed, "offline": expected, "late": found.late}))

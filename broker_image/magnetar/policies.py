@@ -83,11 +83,12 @@ class InactiveTopic:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkPolicy:
-    """Whether producers may assert event times. One that is silent for `idle_timeout_s` (0:
-    however long) counts no more; a snapshot is written every `snapshot_records` control
-    records."""
+    """Whether producers may assert event times, and whether in properties of messages, which are
+    read only then. One that is silent for `idle_timeout_s` (0: however long) counts no more; a
+    snapshot is written every `snapshot_records` control records."""
 
-    enabled: bool = False
+    enabled: bool = True
+    in_properties: bool = False
     idle_timeout_s: int = 300
     snapshot_records: int = 10_000
 
@@ -281,9 +282,11 @@ def _inactive_topic(key: str, value: Any) -> dict[str, Any]:
 
 def _watermarks(key: str, value: Any) -> dict[str, Any]:
     body, default = _object(key, value), WatermarkPolicy()
+    enabled = _bool(f"{key}.enabled", _given(body, "enabled", False))
     return {
         "watermarks": WatermarkPolicy(
-            _bool(f"{key}.enabled", _given(body, "enabled", False)),
+            enabled,
+            enabled,
             _int(
                 f"{key}.idleTimeout",
                 _given(body, "idleTimeout", default.idle_timeout_s),

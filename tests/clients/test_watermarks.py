@@ -193,12 +193,15 @@ async def test_an_assertion_in_a_transaction_takes_effect_with_its_commit(
 
 
 @pytest.mark.slow
-async def test_a_topic_without_the_policy_refuses(shared_server: ServerProcess) -> None:
-    """The error names the policy."""
+async def test_a_policy_that_is_off_refuses(shared_server: ServerProcess, admin: Admin) -> None:
+    """The error names the policy. Without one a producer may assert."""
+    path = "persistent/public/default/marks-off"
     async with connected(shared_server) as client:
         producer = await client.create_producer("marks-off")
+        await producer.watermark(1)
+        admin.call("POST", f"{path}/watermarks", {"enabled": False})
         with pytest.raises(Exception, match="policy watermarks"):
-            await producer.watermark(1)
+            await producer.watermark(2)
 
 
 @pytest.mark.slow
@@ -212,8 +215,6 @@ def test_the_example_closes_the_windows_of_an_offline_computation(
             "examples/event_time_windows.py",
             "--service-url",
             shared_server.service_url,
-            "--http-url",
-            shared_server.http_url,
             "--json",
         ],
         capture_output=True,

@@ -68,7 +68,7 @@ GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "watermarks": (
         {"enabled": True, "idleTimeout": 5},
-        {"watermarks": WatermarkPolicy(True, 5, 10_000)},
+        {"watermarks": WatermarkPolicy(True, True, 5, 10_000)},
     ),
     "subscription_types_enabled": (
         ["Shared"],

@@ -91,8 +91,8 @@ STARTED = {
     "broker/topics/subscription_host.py:SubscriptionHost._begin_reading": ITEM,
     "broker/topics/subscription_host.py:SubscriptionHost._expect_return": ITEM,
     "broker/topics/topic_host.py:TopicHost.terminate": ASKED,
-    "broker/topics/topic_registry.py:TopicRegistry._start": ITEM,
     "broker/watermarks/topic_watermarks.py:ServedWatermarks._arm": ITEM,
+    "broker/topics/topic_registry.py:TopicRegistry._start": ITEM,
     "hosting/shared_task.py:SharedTasks.join": ASKED,
     "hosting/views.py:StoreView.start": ITEM,
 }

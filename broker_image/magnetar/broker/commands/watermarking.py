@@ -47,8 +47,8 @@ def _set(
     topic = session.topic
     if not topic.name.persistent or not topic.policies.watermarks.enabled:
         raise NotAllowed(
-            f"topic {topic.name} takes no watermarks: set the policy watermarks of its namespace "
-            "to enabled, on a persistent topic"
+            f"topic {topic.name} takes no watermarks: it is not persistent, or its policy watermarks "
+            "is not enabled"
         )
     topic.check_writable()
     topic.context.log.space.check_publishing()  # the reserve is for what frees space

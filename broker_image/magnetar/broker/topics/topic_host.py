@@ -327,7 +327,7 @@ class TopicHost:
         self.bundle.append(encoded, published)
         if recorded is not None:
             recorded.placed(position)
-        if self.policies.watermarks.enabled or self.watermarks is not None:
+        if self.policies.watermarks.in_properties or self.watermarks is not None:
             note_sent(self, session.name, run.entries, len(payload))
 
     def durable(self, published: _PublishedRun, place: RecordPlace) -> None:

@@ -221,7 +221,7 @@ class TransactionalSends:
         record = encode_transaction(epoch=topic.bundle.epoch, topic=str(topic.name), change=change)
         topic.bundle.append(encoded, run.lies)
         topic.bundle.append(record, run.durable)
-        if marks is not None or topic.policies.watermarks.enabled:
+        if marks is not None or topic.policies.watermarks.in_properties:
             note_sent(topic, session.name, part.entries, sum(lengths), self._txn)
 
 

@@ -357,9 +357,10 @@ def note_sent(
     size: int,
     txn: TxnId | None = None,
 ) -> None:
-    """A producer's run went to the log of a topic that has watermarks, or whose policy is on."""
+    """A producer's run went to the log of a topic that has watermarks, or whose messages may
+    assert."""
     known = topic.watermarks
-    if topic.policies.watermarks.enabled:
+    if topic.policies.watermarks.in_properties:
         said = spoken(entries, known.delivered_ms if known is not None else None)
         if said.asserts or known is not None:
             topic.used_with_watermarks().take(producer, said, txn)

@@ -93,10 +93,11 @@ def test_who_did_not_ask_sees_nothing(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_without_the_policy_an_assertion_is_refused(tmp_path: Path) -> None:
+def test_where_the_policy_is_off_an_assertion_is_refused(tmp_path: Path) -> None:
     """The error names the policy; the topic has no watermarks because of it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
+        await enable(broker, {"watermarks": {"enabled": False}})
         await peer.produce(1, producer_name="p")
         answer = await asserted(peer, 10)
         assert "policy watermarks" in answer.error.message
