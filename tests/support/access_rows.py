@@ -314,8 +314,7 @@ COMMAND_ROWS: dict[str, CommandRow] = {
     "GET_LAST_WATERMARK": CommandRow(
         Right.CONSUME, "get_last_watermark_response", "MetadataError", "consumer"
     ),
-    # the policy is off
-    "SET_WATERMARK": CommandRow(Right.PRODUCE, "NotAllowedError", "ServiceNotReady", "producer"),
+    "SET_WATERMARK": CommandRow(Right.PRODUCE, "success", "ServiceNotReady", "producer"),
     "SEEK": CommandRow(Right.CONSUME, "success", "MetadataError", "consumer"),
     "UNSUBSCRIBE": CommandRow(Right.CONSUME, "success", "MetadataError", "consumer"),
     "CLOSE_CONSUMER": CommandRow(Right.CONSUME, "success", "success", "consumer"),

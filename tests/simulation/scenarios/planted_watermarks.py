@@ -15,7 +15,6 @@ from magnetar.broker.topics import topic_host
 from magnetar.broker.transactions import committing
 from magnetar.broker.watermarks.followed import Followed
 from magnetar.broker.watermarks.topic_watermarks import ServedWatermarks
-from magnetar.client.inbox import Inbox
 from magnetar.client.sending import PartitionProducer
 from magnetar.transactions.ids import TxnId
 from magnetar.watermarks.records import Place, Snapshot
@@ -97,17 +96,6 @@ def an_assertion_overtakes_what_was_sent(patch: Patch) -> None:
     patch.setattr(PartitionProducer, "settle", at_once)
 
 
-def a_watermark_overtakes_messages(patch: Patch) -> None:
-    """A consumer hears of it before it takes what was received earlier."""
-
-    def at_once(
-        inbox: Inbox, topic: str, event_ms: int | None, generation: tuple[int, int]
-    ) -> None:
-        inbox._hold({topic: (event_ms, generation)})
-
-    patch.setattr(Inbox, "put_watermark", at_once)
-
-
 BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
@@ -118,7 +106,6 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         checkpoint_without_watermarks,
         assertions_are_not_replayed,
         an_assertion_overtakes_what_was_sent,
-        a_watermark_overtakes_messages,
     )
 }
 
