@@ -1,19 +1,21 @@
 """What a split and a merge ask of a namespace.
 
-Owns: the namespace's record as both change it, and the records that are in the way of bundles to
-come. Imports: errors, metadata, names. Invariant: a bundle is made only of a range whose record is
+Owns: the namespace's record as both change it, the records that are in the way of bundles to come,
+and the copies of new ones in the log. Imports: errors, metadata, names, storage. Invariant: a bundle is made only of a range whose record is
 absent, Deleted or Free, and only if the transaction compares the revision found here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from magnetar.errors import NotAllowed
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState, NamespaceRecord
 from magnetar.metadata.store import KeyValue, MetadataStore
 from magnetar.names import BundleName, NamespaceName
+from magnetar.storage.log.format import encode_term
+from magnetar.storage.log.writer import LogWriter
 
 GONE = frozenset({BundleState.DELETED, BundleState.FREE})
 """States in which a range's record makes room for a new bundle: an earlier incarnation of its
@@ -51,3 +53,18 @@ async def revisions_of(
             )
         revisions[name] = item.mod_revision if item is not None else 0
     return revisions
+
+
+async def keep_copies(
+    log: LogWriter, records: Mapping[BundleName, BundleRecord], epoch: int
+) -> None:
+    """Copies of the records of new bundles in the log, durable before any of them is taken over or
+    acknowledges anything. Raises StorageError.
+
+    Without them a lost store could not be rebuilt once one of them was transferred. Should the
+    transaction not happen after all, a former bundle's next term has a later epoch.
+    """
+    for name, record in records.items():
+        encoded = encode_term(epoch=epoch, bundle=str(name), state=record.encode())
+        log.append(encoded.buffers, encoded.size, 1, None)
+    await log.barrier()

@@ -25,7 +25,7 @@ import structlog
 
 from magnetar.broker.bundles.acquiring import Make
 from magnetar.broker.bundles.assigning import Assigner
-from magnetar.broker.bundles.boundaries import BoundariesRefused, namespace_of
+from magnetar.broker.bundles.boundaries import BoundariesRefused, keep_copies, namespace_of
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.log_rolling import LogRoller
@@ -52,7 +52,6 @@ from magnetar.metadata.records import (
 from magnetar.names import BundleName
 from magnetar.ownership import rules as rules
 from magnetar.ownership.merges import Neighbours, right_neighbour
-from magnetar.storage.log.format import encode_term
 from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
@@ -351,7 +350,7 @@ class Merger:
         )
         # Now that both terms are over, and there is a manifest: a rebuild of a lost store takes a
         # merged bundle that has a copy for real, unless a parent has begun a later term.
-        await self._keep_copy(merge, record)
+        await keep_copies(self._context.log, {merge.pair.merged: record}, merge.epoch)
         failed, plan = 0, prepared.plan
         planned = True
         while True:
@@ -383,15 +382,6 @@ class Merger:
                         f"manifests cannot be written or read: {error}"
                     ) from error
                 await asyncio.sleep(STORE_RETRY_S)
-
-    async def _keep_copy(self, merge: Merge, record: BundleRecord) -> None:
-        """A copy of the merged bundle's record in the log, durable before it acknowledges anything.
-        Raises StorageError."""
-        encoded = encode_term(
-            epoch=merge.epoch, bundle=str(merge.pair.merged), state=record.encode()
-        )
-        self._context.log.append(encoded.buffers, encoded.size, 1, None)
-        await self._context.log.barrier()
 
     def _observe(
         self,

@@ -23,7 +23,7 @@ import structlog
 
 from magnetar.broker.bundles.acquiring import Make
 from magnetar.broker.bundles.assigning import Assigner
-from magnetar.broker.bundles.boundaries import BoundariesRefused, namespace_of
+from magnetar.broker.bundles.boundaries import BoundariesRefused, keep_copies, namespace_of
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.records import BundleRecords
@@ -42,7 +42,6 @@ from magnetar.metadata.records import BundleRecord, BundleState, LogPosition
 from magnetar.names import BundleName
 from magnetar.ownership import rules as rules
 from magnetar.ownership.splits import children_of_split
-from magnetar.storage.log.format import encode_term
 from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
@@ -196,7 +195,7 @@ class Splitter:
             if plan is not None and not kept:
                 # Not before: a rebuild of a lost store takes children that have copies for real,
                 # and they are nothing without manifests.
-                await self._keep_copies(records, split.epoch)
+                await keep_copies(self._context.log, records, split.epoch)
                 kept = True
             try:
                 if plan is None:
@@ -227,18 +226,6 @@ class Splitter:
                         f"manifests cannot be written or read: {error}"
                     ) from error
                 await asyncio.sleep(STORE_RETRY_S)
-
-    async def _keep_copies(self, records: Mapping[BundleName, BundleRecord], epoch: int) -> None:
-        """Copies of all the children's records in the log, durable before any of them can be taken
-        over. Raises StorageError.
-
-        Without them a lost store could not be rebuilt once one child was transferred. Should
-        the split not happen after all, the parent's next term has a later epoch.
-        """
-        for child, record in records.items():
-            encoded = encode_term(epoch=epoch, bundle=str(child), state=record.encode())
-            self._context.log.append(encoded.buffers, encoded.size, 1, None)
-        await self._context.log.barrier()
 
     def _observe(
         self,

@@ -282,7 +282,7 @@ async def test_a_request_whose_answer_is_lost_is_made_once(tmp_path: Path, commi
 
 
 async def test_a_policy_that_is_set_during_a_merge_stays(tmp_path: Path) -> None:
-    """Whoever changes the namespace in between makes the merge read it again."""
+    """A change of the namespace in between makes the merge read it again."""
     async with halves(tmp_path) as (cluster, _peer):
         edits: list[int] = []
 

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from magnetar.broker.bundles import splitting
 from magnetar.broker.bundles.splitting import Splitter
 from magnetar.errors import MagnetarError, StorageError
 from tests.support.brokers import running_broker
@@ -30,7 +31,7 @@ async def test_children_have_copies_once_they_have_manifests(tmp_path: Path, pla
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker, attached(broker, LEFT_TOPIC, RIGHT_TOPIC):
             steps: list[str] = []
-            plan, keep = Splitter._plan, Splitter._keep_copies
+            plan, keep = Splitter._plan, splitting.keep_copies
 
             async def planning(splitter: Splitter, *how: Any) -> Any:
                 if not plans:
@@ -38,13 +39,13 @@ async def test_children_have_copies_once_they_have_manifests(tmp_path: Path, pla
                 steps.append("manifests")
                 return await plan(splitter, *how)
 
-            async def keeping(splitter: Splitter, *how: Any) -> None:
+            async def keeping(*how: Any) -> None:
                 steps.append("copies")
-                await keep(splitter, *how)
+                await keep(*how)
 
             with (
                 mock.patch.object(Splitter, "_plan", planning),
-                mock.patch.object(Splitter, "_keep_copies", keeping),
+                mock.patch.object(splitting, "keep_copies", keeping),
             ):
                 if plans:
                     await broker.ownership.split(WHOLE, MIDDLE)
