@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 from dev.bench.report import table
 from dev.testbed.cluster import Cluster
-from dev.testbed.skewed_load import SkewedLoad
+from dev.testbed.skewed_load import SkewedLoad, messages_in
 from magnetar.names import BundleName, TopicName
 
 NAMESPACE = "public/skewed"
@@ -30,7 +29,6 @@ WINDOW_S = 5.0
 SETTLED_S = 60.0
 MOVE_S = 10.0
 """Messages sent so long after a decision belong to its moves."""
-RECEIVED = re.compile(r"^magnetar_messages_in_total (\S+)$", re.MULTILINE)
 HEADERS = (
     "balancing", "settled s", "max/mean then, worst", "median", "moves", "splits", "gap p50 ms",
     "p99 ms", "messages", "failed", "lost", "duplicated", "reordered",
@@ -70,21 +68,13 @@ def _asked(url: str, method: str = "GET", body: object = None) -> Any:
     return json.loads(text) if text.startswith(("{", "[")) else text
 
 
-def _received(cluster: Cluster) -> list[float]:
-    found = []
-    for broker in cluster.brokers.values():
-        match = RECEIVED.search(_asked(f"{broker.http_url}/metrics"))
-        found.append(float(match[1]) if match else 0.0)
-    return found
-
-
 def _ratios(cluster: Cluster, seconds: float) -> list[tuple[float, float]]:
     """(seconds since the start, max/mean) of one window after another."""
     found, started = [], time.monotonic()
-    before = _received(cluster)
+    before = messages_in(cluster)
     while (since := time.monotonic() - started) < seconds:
         time.sleep(WINDOW_S)
-        now = _received(cluster)
+        now = messages_in(cluster)
         rates = [new - old for new, old in zip(now, before, strict=True)]
         before = now
         found.append((since + WINDOW_S, max(rates) * len(rates) / max(sum(rates), 1.0)))

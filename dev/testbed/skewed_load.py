@@ -1,15 +1,18 @@
 """A skewed load from the official Python client, and what became of each message.
 
 Owns: `SkewedLoad`: producers whose rates fall by Zipf's law, a consumer for each topic, latencies
-of receipts, and the account of what was lost, duplicated or reordered. Imports: pulsar. Invariants:
+of receipts, and the account of what was lost, duplicated or reordered; `messages_in`, what brokers
+have received. Imports: pulsar, the cluster. Invariants:
 a message counts as acknowledged only by its own receipt; everything started here ends with
 `flowing`.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +21,23 @@ from functools import partial
 
 import pulsar
 
+from dev.testbed.cluster import Cluster
+
 TICK_S = 0.02
 DRAINED_S = 60.0
 PAYLOAD = 100
+RECEIVED = re.compile(r"^magnetar_messages_in_total (\S+)$", re.MULTILINE)
+
+
+def messages_in(cluster: Cluster) -> list[float]:
+    """Messages that each broker has received since it started."""
+    found = []
+    for broker in cluster.brokers.values():
+        with urllib.request.urlopen(f"{broker.http_url}/metrics", timeout=30) as answer:
+            match = RECEIVED.search(answer.read().decode())
+        assert match is not None, f"{broker.http_url} has no count of messages"
+        found.append(float(match[1]))
+    return found
 
 
 def zipf_shares(count: int, exponent: float = 1.0) -> list[float]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 import urllib.request
 
 import pytest
 
 from dev.testbed.cluster import Cluster
-from dev.testbed.skewed_load import SkewedLoad
+from dev.testbed.skewed_load import SkewedLoad, messages_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(300)]
 
@@ -22,21 +21,13 @@ EVEN = 1.2
 STEADY, STEADY_WITHIN_S = 4, 120.0
 """Even windows, one after the other, and when they must have been seen: a minute is promised; a
 loaded machine may need longer."""
-RECEIVED = re.compile(r"^magnetar_messages_in_total (\S+)$", re.MULTILINE)
-
-
-def _received(cluster: Cluster, name: str) -> float:
-    with urllib.request.urlopen(f"{cluster.brokers[name].http_url}/metrics", timeout=5) as answer:
-        found = RECEIVED.search(answer.read().decode())
-    assert found is not None
-    return float(found[1])
 
 
 def _imbalance(cluster: Cluster) -> float:
     """The largest message rate over the mean, in one window."""
-    before = {name: _received(cluster, name) for name in cluster.brokers}
+    before = messages_in(cluster)
     time.sleep(WINDOW_S)
-    rates = [_received(cluster, name) - before[name] for name in cluster.brokers]
+    rates = [now - then for now, then in zip(messages_in(cluster), before, strict=True)]
     return max(rates) / (sum(rates) / len(rates)) if sum(rates) else float("inf")
 
 
