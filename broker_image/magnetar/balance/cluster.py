@@ -171,11 +171,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """When a bundle moved last, its load then, and between which brokers."""
+    """When a bundle moved last, its load then, and between which brokers; how often it moved
+    within the grace period."""
 
     at_ms: int
     load: float
     brokers: tuple[str, ...] = ()
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ from magnetar.balance.top_k import is_excluded, namespace_of
 
 CAPACITY_RATIO_MAX = 16.0
 """Of a broker to the median one: a limit that is reported wrong must not draw all load."""
+REPEAT_MS = 15_000
+"""How long a bundle stays after its first move, however uneven the load is; twice as long after
+each further one."""
 
 
 def cost(rates: Rates, settings: Settings) -> float:
@@ -109,7 +112,13 @@ def plan(situation: Situation) -> Outcome:
     for step in result.steps:
         bundle, destination = cluster.bundles[step.bundle], destinations[step.destination]
         moves.append(Move(bundle.name, bundle.broker, destination, step.reason))
-        moved[bundle.name] = Moved(cluster.now_ms, known[step.bundle], (bundle.broker, destination))
+        before = moved.get(bundle.name)
+        moved[bundle.name] = Moved(
+            cluster.now_ms,
+            known[step.bundle],
+            (bundle.broker, destination),
+            before.times + 1 if before is not None else 1,
+        )
         coming[bundle.name] = destination
     notes = (f"{cluster.bundles[at].name}: no broker may have it" for at in result.homeless)
     return Outcome(
@@ -138,7 +147,7 @@ def _problem(situation: Situation, destinations: Sequence[str], known: list[floa
         loads=known,
         owners=owners,
         capacities=[capacity[name] for name in destinations],
-        fixed=_fixed(situation, known),
+        fixed=_fixed(situation, known, repeats=active and _needs_repeats(situation)),
         allowed={**_allowed(situation, number), **_apart(situation, number, owners)},
         closed={number[name] for name in destinations if situation.overloaded(name)},
         band=settings.band if active else math.inf,
@@ -147,9 +156,12 @@ def _problem(situation: Situation, destinations: Sequence[str], known: list[floa
     )
 
 
-def _fixed(situation: Situation, known: list[float]) -> set[int]:
-    """Bundles that stay: pinned, excluded, kept apart by anti-affinity, on their way, or moved a
-    while ago at nearly the same load."""
+def _fixed(situation: Situation, known: Sequence[float], *, repeats: bool) -> set[int]:
+    """Bundles that stay: pinned, excluded, kept apart by anti-affinity, on their way, or moved
+    lately at nearly the same load.
+
+    "Lately" is the grace period; with `repeats` as long as the bundle's moves so far make it wait.
+    """
     cluster, memory, settings = situation.cluster, situation.memory, situation.settings
     stays: dict[str, bool] = {}
     found = set()
@@ -162,8 +174,9 @@ def _fixed(situation: Situation, known: list[float]) -> set[int]:
         if bundle.pinned or stays[namespace] or name in memory.preallocated:
             found.add(at)
         elif name in memory.moved:
-            last = memory.moved[name].load
-            if abs(known[at] - last) <= settings.repeat_change * last:
+            last = memory.moved[name]
+            waits = not repeats or cluster.now_ms < last.at_ms + (REPEAT_MS << last.times - 1)
+            if waits and abs(known[at] - last.load) <= settings.repeat_change * last.load:
                 found.add(at)
     return found
 
@@ -270,14 +283,35 @@ def gain(situation: Situation, now: Filled) -> float:
     """By how much of the mean moves from the fullest broker to one other could lower its load: 0
     within the trigger band, and where no move helps, as with one hot bundle or a few equal ones.
     `now` is how full brokers are in `situation`."""
-    settings, cluster, shares = situation.settings, situation.cluster, now.shares
-    if now.imbalance <= 1 + settings.band_trigger:
+    if now.imbalance <= 1 + situation.settings.band_trigger:
         return 0.0
-    fullest = min(shares, key=lambda name: (-shares[name], name))
-    own = [bundle for bundle in cluster.bundles if bundle.broker == fullest]
+    fullest = min(now.shares, key=lambda name: (-now.shares[name], name))
+    own = [bundle for bundle in situation.cluster.bundles if bundle.broker == fullest]
+    return _gain_of(fullest, own, situation, now)
+
+
+def _needs_repeats(situation: Situation) -> bool:
+    """Whether bundles that moved lately, moved again, would lower the load of a broker beyond the
+    trigger band by more than the band: then they need not stay for the whole grace period."""
+    if not situation.memory.moved:
+        return False
+    now, trigger = filled(situation), situation.settings.band_trigger
+    uneven: dict[str, list[Bundle]] = {
+        name: [] for name, share in now.shares.items() if share > 1 + trigger
+    }
+    for bundle in situation.cluster.bundles if uneven else ():
+        if bundle.broker in uneven:
+            uneven[bundle.broker].append(bundle)
+    return any(_gain_of(name, own, situation, now) > trigger for name, own in uneven.items())
+
+
+def _gain_of(fullest: str, own: Sequence[Bundle], situation: Situation, now: Filled) -> float:
+    """By how much of the mean moves of its `own` bundles to one other broker could lower it."""
+    cluster, shares = situation.cluster, now.shares
     stays = _fixed(
         replace(situation, cluster=replace(cluster, bundles=tuple(own))),
         [now.loads[bundle.name] for bundle in own],
+        repeats=True,
     )
     by_target: dict[str, list[float]] = {}
     targets: dict[str, str] = {}

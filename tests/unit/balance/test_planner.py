@@ -15,7 +15,7 @@ from magnetar.balance.cluster import ARRIVAL_MS, Broker, Bundle, Cluster, Memory
 from magnetar.balance.filters import IsolationPolicy, Policies, Situation
 from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, Resource
 from magnetar.balance.placement import place
-from magnetar.balance.planner import capacities, cost, loads, plan
+from magnetar.balance.planner import REPEAT_MS, capacities, cost, loads, plan
 from magnetar.balance.rebalance import Problem, rebalance
 from magnetar.balance.settings import Settings
 from tests.support.balance import MINUTE_MS, NOW_MS, broker, bundles, name_of, rates, situation
@@ -238,6 +238,37 @@ def test_a_bundle_is_not_moved_twice_unless_its_load_changes() -> None:
     changed = (replace(owned[0], history=History.steady(rates(150))), owned[1])
     now = situation([broker("b1"), broker("b2")], changed, settings, Memory(moved=recent))
     assert [move.bundle for move in plan(now).moves] == [owned[0].name]
+
+
+def test_bundles_that_moved_move_again_rather_than_leave_a_broker_too_full() -> None:
+    """Each waits after its move, and twice as long after the next one; where moving it again would
+    lower no broker by more than the trigger band, it stays for the grace period."""
+    owned = (*bundles("b1", [rates(320), rates(50)]), *bundles("b2", [rates(280)], start=9))
+    hot, other = owned[0].name, owned[1].name
+    members = [broker("b1"), broker("b2")]
+
+    def plan_after(age_ms: int, times: int, owned: tuple[Bundle, ...] = owned) -> list[str]:
+        now = situation(members, owned, PLANNER)
+        moved = {
+            bundle.name: Moved(NOW_MS - age_ms, load, times=times)
+            for bundle, load in zip(owned, loads(now), strict=True)
+        }
+        return [move.bundle for move in plan(replace(now, memory=Memory(moved=moved))).moves]
+
+    assert plan_after(REPEAT_MS - 1, 1) == []
+    assert plan_after(REPEAT_MS, 1) == [other]
+    assert plan_after(2 * REPEAT_MS - 1, 2) == []
+    assert plan_after(2 * REPEAT_MS, 2) == [other]
+    alone = (owned[0], *bundles("b2", [rates(140)] * 2, start=9))
+    assert hot not in plan_after(100 * REPEAT_MS, 1, alone)
+    assert plan_after(100 * REPEAT_MS, 1, alone) == []
+
+
+def test_a_bundle_counts_how_often_it_moved() -> None:
+    owned = bundles("b1", [rates(100), rates(100)])
+    moved = {bundle.name: Moved(NOW_MS - 8 * REPEAT_MS, 102.0, times=3) for bundle in owned}
+    outcome = plan(situation([broker("b1"), broker("b2")], owned, PLANNER, Memory(moved=moved)))
+    assert [outcome.memory.moved[move.bundle].times for move in outcome.moves] == [4]
 
 
 def test_an_unmeasured_bundle_counts_with_its_share_of_the_rest() -> None:
