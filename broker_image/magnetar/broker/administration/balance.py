@@ -133,8 +133,10 @@ class Balance:
         return await broker.context.compute(answer)
 
     async def explain(self, bundle: BundleName) -> dict[str, Any]:
-        """A bundle's load, the brokers that may have it and what keeps it."""
+        """A bundle's load, the brokers that may have it and what keeps it. Only the leader knows
+        what would move now; `next_moves` is null elsewhere."""
         broker = self._site.broker
+        leading = broker.leader.leading
         sight, settings = broker.ownership.assigner.placer.sight(), broker.ownership.balance.current
         memory = self._memory()
 
@@ -146,7 +148,8 @@ class Balance:
             picture = sight.picture()
             situation = Situation(picture.cluster, memory, picture.policies, settings)
             name, loads = str(bundle), filled(situation)
-            outcome = shed(situation) if settings.enabled and settings.shedding else None
+            enabled = settings.enabled and settings.shedding
+            outcome = shed(situation) if enabled and leading else None
             moves = outcome.moves if outcome is not None else ()
             moved = memory.moved.get(name)
             found = picture.cluster.bundle.get(name, Bundle(name))
@@ -167,13 +170,13 @@ class Balance:
                 "brokers": {name: round(load, 1) for name, load in loads.totals.items()},
                 "shares": {name: round(share, 4) for name, share in loads.shares.items()},
                 "strategy": settings.shedder,
-                "enabled": outcome is not None,
+                "enabled": enabled,
                 "trigger": settings.band_trigger,
                 "moved_ms": moved.at_ms if moved is not None else None,
                 "repeat_change": settings.repeat_change,
                 "grace_minutes": settings.grace_minutes,
                 "next": next((move.destination for move in moves if move.bundle == name), None),
-                "next_moves": len(moves),
+                "next_moves": len(moves) if leading else None,
                 "next_reason": outcome.reason if outcome is not None else "",
             }
 

@@ -62,9 +62,12 @@ def _what_moves_it(load: Mapping[str, Any], now_ms: int) -> list[str]:
         age = age_text(max(0, now_ms - load["moved_ms"]) / 1000)
         found.append(
             f"It moved {age} ago: within {load['grace_minutes']:g} min it moves again only if its "
-            f"load changes by {load['repeat_change']:.0%}."
+            f"load changes by {load['repeat_change']:.0%}, or if a broker stays more than "
+            f"{load['trigger']:.0%} too full otherwise."
         )
-    if load["next_moves"]:
+    if load["next_moves"] is None:
+        found.append("What would move now, the leader knows: magnetar balance plan.")
+    elif load["next_moves"]:
         found.append(f"{strategy} would move {load['next_moves']} other bundles now, and not it.")
     elif strategy == PLANNER:
         fullest = max(load["shares"].values(), default=1.0)

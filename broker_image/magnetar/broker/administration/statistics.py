@@ -78,11 +78,11 @@ def topic_stats(host: TopicHost) -> dict[str, Any]:
 
 
 def _topic_rates(host: TopicHost) -> dict[str, float]:
-    """Per second since the last request, or over a moment; from the second time on."""
+    """Per second since the last request, or over a moment; at first since it is served here."""
     counters, now = host.core.counters, host.context.clock.monotonic()
     counts = (counters.messages_in, counters.bytes_in, counters.messages_out, counters.bytes_out)
     if host.meter is None:
-        host.meter = RateMeter(now, len(counts), counts)
+        host.meter = RateMeter(host.served_since, len(counts))
     return dict(zip(TOPIC_RATES, host.meter.rates(now, counts), strict=True))
 
 

@@ -82,8 +82,8 @@ class TopicHost:
             transactions.limit(limits_of(bundle.context.settings))
         self.created_at: RecordPlace | None = None  # if that was in this log
         self.context: BrokerContext = bundle.context
-        self.partition = name.partition
-        self._encoded_name = str(name).encode()
+        self.served_since = self.context.clock.monotonic()
+        self.partition, self._encoded_name = name.partition, str(name).encode()
         self._epoch = bundle.epoch
         self.policies: Policies = bundle.policies.topic(name, core.properties)
         core.limit(self._dispatch_limits())
