@@ -191,7 +191,7 @@ class Consuming:
         if not connection.writable:
             host.core.pause(session)
         host.read_compacted = request.read_compacted
-        connection.sessions.consumers[request.consumer_id] = session
+        connection.sessions.register_consumer(session)
         return True
 
     async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> bool:

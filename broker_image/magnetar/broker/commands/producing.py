@@ -119,7 +119,7 @@ class Producing:
         except BaseException:
             topic.publishing.detach(session)
             raise
-        connection.sessions.producers[request.producer_id] = session
+        connection.sessions.register_producer(session)
         self._answer(session, request.request_id, last_sequence)
 
     def _notify_that_it_waits(self, session: ProducerSession, request_id: int) -> None:

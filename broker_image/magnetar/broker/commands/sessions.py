@@ -46,7 +46,7 @@ WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 @dataclass(slots=True, eq=False)
 class ProducerSession:
     """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether
-    it has sent a part of a message.
+    it has sent a part of a message, `used` whether it has sent anything.
 
     `waits` is called when it must queue for exclusive access.
     """
@@ -61,6 +61,7 @@ class ProducerSession:
     pending: int = 0
     topic_epoch: int | None = None
     waits: Callable[[], None] | None = None
+    used: bool = False
     encoded_name: bytes = b""
     _leaving: bool = False
     _granted: asyncio.Future[Grant] | None = None
@@ -74,6 +75,7 @@ class ProducerSession:
 
     def publish(self, run: SendRun) -> None:
         """Give a run of SENDs to the topic; the entries are copied before this returns."""
+        self.used = True
         if run.txn is None:
             self.topic.publish(self, run)
         else:
@@ -188,12 +190,14 @@ class ProducerSession:
         if not self.closed:
             self.connection.queue(frame)
             self.closed = True
+            if not self.used:
+                self.connection.sessions.early_producer_closes.add(self.producer_id, frame)
 
 
 @dataclass(slots=True, eq=False)
 class ConsumerSession:
     """One consumer, and counters of what it was sent and has acknowledged. `closed`: it is sent
-    nothing more."""
+    nothing more. `used`: its client has sent a FLOW."""
 
     connection: ClientConnection
     consumer_id: int
@@ -203,6 +207,7 @@ class ConsumerSession:
     sends_epoch: bool = field(kw_only=True)
     takes_watermarks: bool = field(kw_only=True, default=False)
     closed: bool = False
+    used: bool = False
     notified_end_of_topic: bool = False
     entries_out: int = 0
     bytes_out: int = 0
@@ -228,6 +233,7 @@ class ConsumerSession:
         return self.subscription.core.name
 
     def flow(self, permits: int) -> None:
+        self.used = True
         self.subscription.core.flow(self, permits)
         self.subscription.schedule()
 
@@ -254,7 +260,10 @@ class ConsumerSession:
         if not self.closed:
             self.closed = True
             addresses = _addresses(self.connection, self.subscription.topic, successor)
-            self.connection.queue(commands.close_consumer(self.consumer_id, *addresses))
+            frame = commands.close_consumer(self.consumer_id, *addresses)
+            self.connection.queue(frame)
+            if not self.used:
+                self.connection.sessions.early_consumer_closes.add(self.consumer_id, frame)
 
     def close_by_broker(self, successor: Successor | None) -> None:
         """As `part`; later acknowledgements are not taken."""

@@ -76,8 +76,10 @@ class Connection(asyncio.BufferedProtocol):
         self._inbound = InboundBuffer(CONNECT_BYTES_MAX)
         self._outbound = Outbound(self.settings.write_buffer_bytes_max)
         self._intake, self._in_flight = Intake(), InFlight()
-        self.sessions = SessionTable(self.settings.producers_per_connection_max)
-        self._sends = SendCollector(self._inbound, self.sessions, self.settings)
+        self.sessions = SessionTable(
+            self.settings.producers_per_connection_max, self.settings.consumers_per_connection_max
+        )
+        self._sends = SendCollector(self, self._inbound, self.sessions, self.settings)
         self._requests: dict[asyncio.Task[None], None] = {}
         self._transport: asyncio.Transport | None = None
         self._flush_scheduled = False
@@ -285,9 +287,9 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == Type.AUTH_RESPONSE and self._table.handshakes is not None:
             self._table.handshakes.renew(self, command.auth_response)
         elif kind == FLOW:
-            consumer = self.sessions.consumers.get(command.flow.consumer_id)
-            if consumer is not None and command.flow.messagePermits:
-                consumer.flow(command.flow.messagePermits)
+            again = self.sessions.flow(command.flow.consumer_id, command.flow.messagePermits)
+            if again is not None:
+                self.queue(again)
         elif not self._table.ready.is_set():
             self.spawn(self._when_ready(command))
         else:

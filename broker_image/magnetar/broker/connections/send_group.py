@@ -8,8 +8,11 @@ of the SENDs; entries are views of the receive buffer, valid until the next read
 
 from __future__ import annotations
 
+import weakref
+from typing import cast
+
 from magnetar.broker.connections.session_table import SessionTable
-from magnetar.broker.ports import AttachedProducer, SendRun
+from magnetar.broker.ports import AttachedProducer, ClientConnection, SendRun
 from magnetar.errors import ChecksumMismatch, NotAllowed, ProtocolError, WireCode
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.storage.log.format import ENTRY_ARRAY_BYTES
@@ -102,11 +105,16 @@ class SendGroup:
 class SendCollector:
     """Collects the SENDs of one read of one connection into groups."""
 
-    __slots__ = ("_inbound", "_sessions", "_settings")
+    __slots__ = ("_connection", "_inbound", "_sessions", "_settings")
 
     def __init__(
-        self, inbound: InboundBuffer, sessions: SessionTable, settings: BrokerSettings
+        self,
+        connection: ClientConnection,
+        inbound: InboundBuffer,
+        sessions: SessionTable,
+        settings: BrokerSettings,
     ) -> None:
+        self._connection = cast("ClientConnection", weakref.proxy(connection))  # as `SlowPeer`'s
         self._inbound, self._sessions, self._settings = inbound, sessions, settings
 
     def add(self, group: SendGroup | None, start: int, body: int, end: int) -> SendGroup | None:
@@ -122,6 +130,9 @@ class SendCollector:
                     f"SEND for producer {producer_id}, which does not exist on this connection; "
                     "create it first"
                 )
+            again = self._sessions.early_producer_closes.take(producer_id)
+            if again is not None:
+                self._connection.queue(again)
             return group
         txn = None if most is None and least is None else TxnId(most or 0, least or 0)
         if group is not None and (group.session is not session or group.txn != txn):

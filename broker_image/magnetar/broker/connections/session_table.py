@@ -15,6 +15,7 @@ import structlog
 
 from magnetar.broker.connections.closed_producers import ClosedProducers
 from magnetar.broker.connections.early_acknowledgements import EarlyAcknowledgements
+from magnetar.broker.connections.early_closes import EarlyCloses
 from magnetar.broker.ports import AttachedConsumer, AttachedProducer, ListWatcher
 
 log = structlog.get_logger(__name__)
@@ -27,13 +28,15 @@ class SessionTable:
         "closed_producers",
         "consumers",
         "early_acknowledgements",
+        "early_consumer_closes",
+        "early_producer_closes",
         "pending_consumers",
         "pending_producers",
         "producers",
         "watchers",
     )
 
-    def __init__(self, producers_max: int) -> None:
+    def __init__(self, producers_max: int, consumers_max: int) -> None:
         self.producers: dict[int, AttachedProducer] = {}
         self.consumers: dict[int, AttachedConsumer] = {}
         self.watchers: dict[int, ListWatcher] = {}
@@ -41,6 +44,25 @@ class SessionTable:
         self.pending_consumers: dict[int, int] = {}
         self.closed_producers = ClosedProducers(producers_max)
         self.early_acknowledgements = EarlyAcknowledgements()
+        self.early_producer_closes = EarlyCloses(producers_max)
+        self.early_consumer_closes = EarlyCloses(consumers_max)
+
+    def flow(self, consumer_id: int, permits: int) -> bytes | None:
+        """Take a FLOW; the close to send again if its consumer was closed before its first one."""
+        consumer = self.consumers.get(consumer_id)
+        if consumer is None or consumer.closed:
+            return self.early_consumer_closes.take(consumer_id)
+        if permits:
+            consumer.flow(permits)
+        return None
+
+    def register_producer(self, session: AttachedProducer) -> None:
+        self.producers[session.producer_id] = session
+        self.early_producer_closes.take(session.producer_id)
+
+    def register_consumer(self, session: AttachedConsumer) -> None:
+        self.consumers[session.consumer_id] = session
+        self.early_consumer_closes.take(session.consumer_id)
 
     def refuse_producer_once(self, producer_id: int, reason: str) -> None:
         self.closed_producers.refuse_once(producer_id, reason)
