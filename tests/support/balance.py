@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from magnetar.balance.cluster import Broker, Bundle, Cluster, Memory, Outcome
+from magnetar.balance.decision import Decision
 from magnetar.balance.filters import Policies, Situation
 from magnetar.balance.load import History, LoadReport, Rates, Resource
 from magnetar.balance.settings import MIB, Settings
@@ -84,3 +85,18 @@ def remembering(now: Situation, outcome: Outcome) -> Situation:
 def moved(outcome: Outcome) -> list[tuple[int, str]]:
     """The low end of every bundle that moves, and where to."""
     return [(int(move.bundle[-21:-11], 16), move.destination) for move in outcome.moves]
+
+
+class KeptDecisions:
+    """A `DecisionLog` in memory: what was decided, in order."""
+
+    def __init__(self) -> None:
+        self._added: list[bytes] = []
+        self.saved: list[Decision] = []
+
+    def add(self, _at_ms: int, encoded: bytes) -> None:
+        self._added.append(encoded)
+
+    async def save(self, _author: int) -> None:
+        self.saved += map(Decision.decode, self._added)
+        self._added.clear()

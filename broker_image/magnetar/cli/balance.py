@@ -76,15 +76,14 @@ def history(
     session.screen.show(
         found,
         lambda: session.screen.table(
-            ("id", "ago", "kind", "moves", "replayable", "reason"),
+            ("id", "ago", "decided", "replayable", "reason"),
             [
                 (
                     row["id"],
                     since_text(row["at_ms"]),
-                    row["kind"],
-                    row["moves_total"],
+                    _decided_text(row),
                     row["replayable"],
-                    row["reason"],
+                    row["reason"] or _first_reason(row),
                 )
                 for row in found
             ],
@@ -101,7 +100,7 @@ def show(
         Path | None, typer.Option("--save", help="Write its record there, for simulate.")
     ] = None,
 ) -> None:
-    """One decision: its moves, and what was passed over."""
+    """One decision: its moves, splits or merges, and what was passed over."""
     found = session.rest.get(f"{PATH}/decisions/{decision}")
     if save is not None:
         save.write_text(json.dumps(found["record"]))
@@ -110,9 +109,12 @@ def show(
         screen = session.screen
         screen.line(
             f"{found['kind']}, {since_text(found['at_ms'])} ago: "
-            f"{_counted(found['moves_total'], 'move')}{_because(found['reason'])}"
+            f"{_decided_text(found)}{_because(found['reason'])}"
         )
-        _moves(screen, found["record"]["outcome"]["moves"], found["notes"])
+        outcome = found["record"]["outcome"]
+        _moves(screen, outcome["moves"], found["notes"])
+        _reshaped(screen, "bundle that is split", outcome["splits"])
+        _reshaped(screen, "bundles that become one", outcome["merges"])
         if not found["replayable"]:
             screen.line("its inputs were too large to be kept: it cannot be simulated")
 
@@ -260,6 +262,31 @@ def _moves(screen: Screen, moves: list[Mapping[str, str]], notes: Iterable[str])
             screen.line(f"... and {len(moves) - MOVES_SHOWN} more; --output json has them")
     for sentence in notes:
         screen.line(f"note: {sentence}")
+
+
+def _reshaped(screen: Screen, title: str, found: list[Mapping[str, Any]]) -> None:
+    """Splits or merges with their reasons."""
+    if found:
+        screen.line()
+        screen.table(
+            (title, "reason"),
+            [(row.get("bundle") or " ".join(row["bundles"]), row["reason"]) for row in found],
+        )
+
+
+def _decided_text(row: Mapping[str, Any]) -> str:
+    """How much a decision changes."""
+    found = [
+        _counted(row[f"{what}s_total"], what)
+        for what in ("move", "split", "merge")
+        if row[f"{what}s_total"]
+    ]
+    return ", ".join(found) or "no moves"
+
+
+def _first_reason(row: Mapping[str, Any]) -> str:
+    """Why it splits or merges the first bundle."""
+    return str(next((found["reason"] for found in [*row["splits"], *row["merges"]]), ""))
 
 
 def _counted(count: int, one: str) -> str:

@@ -172,9 +172,9 @@ def segment(bundle: BundleName, stem: str) -> str:
     return f"segments/{bundle}/{stem}.seg"
 
 
-def decision_name(at_ms: int, term: int, size: int) -> str:
+def decision_name(at_ms: int, author: int, size: int) -> str:
     """A record of what the load balancer decided, of `size` bytes."""
-    return f"{DECISIONS}/{at_ms:015d}-{term:020d}-{size:08d}"
+    return f"{DECISIONS}/{at_ms:015d}-{author:020d}-{size:08d}"
 
 
 def decision_place(name: str) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from magnetar.balance.load import REPORT_BYTES_MAX, LoadReport, report_due
+from magnetar.broker.bundles.balancing.decisions import DecisionLog
 from magnetar.broker.bundles.balancing.merging import LoadMerger
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
@@ -88,6 +89,7 @@ def load_work(
     )
     settings, sight = ownership.balance, ownership.assigner.placer.sight
     reporter = LoadReporter(context, views, sampler, settings, lease)
-    merger = LoadMerger(context, sight, sampler, settings, ownership.merge)
-    splitter = LoadSplitter(context, sight, sampler, settings, ownership.split, merger)
+    decisions = DecisionLog(context)
+    merger = LoadMerger(context, sight, sampler, settings, ownership.merge, decisions)
+    splitter = LoadSplitter(context, sight, sampler, settings, ownership.split, merger, decisions)
     return ("load report", reporter.run), ("splits by load", splitter.run)

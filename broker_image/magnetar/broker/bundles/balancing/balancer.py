@@ -118,9 +118,11 @@ class Balancer:
     async def recall(self) -> None:
         """Continue from the last decision that was kept. Moves of that term that did not arrive are
         forgotten."""
+        from magnetar.balance.decision import SHED  # a leader's alone
+
         try:
             async with asyncio.timeout(RECALL_S):
-                found = await self._decisions.newest(1)
+                found = await self._decisions.newest(1, kind=SHED)
         except (StorageError, TimeoutError) as error:
             log.warning("balance.memory_lost", error=str(error))
             return

@@ -1,6 +1,7 @@
 """Decisions that are kept.
 
-Owns: `DecisionLog`: records of decisions on the shared volume, where every broker reads them.
+Owns: `DecisionLog`: records of decisions on the shared volume, where every broker reads them: the
+leader's on moves, owners' on splits and merges.
 Imports: balance.decision, the volume. Invariants: records are kept for a day, at most `KEPT_MAX` of
 them and `KEPT_BYTES_MAX` bytes, oldest removed first; a volume that fails costs records, never
 decisions.
@@ -26,6 +27,8 @@ KEPT_MS = 86_400_000
 KEPT_MAX = 1000
 KEPT_BYTES_MAX = 64 << 20
 UNSAVED_MAX = 16
+AUTHOR_BITS = 62
+"""Of the random number by which an owner's decisions differ from others of the same moment."""
 
 
 class DecisionLog:
@@ -39,15 +42,16 @@ class DecisionLog:
         """Keep a decision from the next `save` on."""
         self._unsaved.append((at_ms, encoded))
 
-    async def save(self, term: int) -> None:
-        """Write what was added, and remove what is too old or too much."""
+    async def save(self, author: int) -> None:
+        """Write what was added, and remove what is too old or too much. `author` tells decisions
+        of the same moment apart: the leader's term, or any number that owners rarely share."""
         if not self._unsaved:
             return
         volume = self._context.volume
         try:
             while self._unsaved and self._context.log.space.short is None:
                 at_ms, encoded = self._unsaved[0]
-                await volume.put_if_absent(decision_name(at_ms, term, len(encoded)), encoded)
+                await volume.put_if_absent(decision_name(at_ms, author, len(encoded)), encoded)
                 self._unsaved.popleft()
             for name in _surplus(await self.names(), self._context.clock.wall_ms()):
                 await volume.remove(name)
@@ -59,9 +63,11 @@ class DecisionLog:
         found = await self._context.volume.list(DECISIONS)
         return sorted((name for name in found if decision_place(name) is not None), reverse=True)
 
-    async def newest(self, count: int, before: str = "") -> list[tuple[str, Decision]]:
-        """The last decisions with their names, newest first; with `before` those before it.
-        Damaged ones are passed over. Raises StorageError."""
+    async def newest(
+        self, count: int, before: str = "", kind: str = ""
+    ) -> list[tuple[str, Decision]]:
+        """The last decisions (of one kind) with their names, newest first; with `before` those
+        before it. Damaged ones are passed over. Raises StorageError."""
         found: list[tuple[str, Decision]] = []
         for name in await self.names():
             if len(found) == count:
@@ -69,7 +75,7 @@ class DecisionLog:
             if before and name >= before:
                 continue
             decision = await self.read(name)
-            if decision is not None:
+            if decision is not None and kind in ("", decision.kind):
                 found.append((name, decision))
         return found
 

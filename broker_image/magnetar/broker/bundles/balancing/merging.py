@@ -18,6 +18,7 @@ from magnetar.balance.cluster import Memory, Merge, Outcome
 from magnetar.balance.load import BundleLoad
 from magnetar.balance.settings import Settings
 from magnetar.balance.top_k import namespace_of
+from magnetar.broker.bundles.balancing.decisions import AUTHOR_BITS, DecisionLog
 from magnetar.broker.bundles.balancing.picture import Sight
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
@@ -40,9 +41,10 @@ class LoadMerger:
         sampler: LoadSampler,
         settings: BalanceSettings,
         merge: MergeBundles,
+        decisions: DecisionLog,
     ) -> None:
         self._context, self._sight, self._sampler = context, sight, sampler
-        self._settings, self._merge = settings, merge
+        self._settings, self._merge, self._decisions = settings, merge, decisions
         self._memory = Memory()
 
     async def look(self) -> None:
@@ -51,10 +53,15 @@ class LoadMerger:
         if not (settings.enabled and settings.merge):
             return
         sight, memory, own = self._sight(), self._memory, self._sampler.loads
-        outcome = await self._context.compute(lambda: _decided(sight, memory, own, settings))
+        outcome, record = await self._context.compute(
+            lambda: _decided(sight, memory, own, settings)
+        )
         self._memory = outcome.memory
+        if record:
+            self._decisions.add(sight.now_ms, record)
         for merge in outcome.merges:
             await self._carry_out(merge)
+        await self._decisions.save(self._context.clock.random_bits(AUTHOR_BITS))
 
     async def _carry_out(self, merge: Merge) -> None:
         left, right = map(BundleName.parse, merge.bundles)
@@ -71,10 +78,11 @@ class LoadMerger:
 
 def _decided(
     sight: Sight, memory: Memory, own: Mapping[str, BundleLoad], settings: Settings
-) -> Outcome:
-    """Merges of our own bundles; others count for their namespaces. Reports leave idle bundles out,
-    so the load of our own is that of our last sample."""
-    from magnetar.balance.decision import MERGE, Request, decide
+) -> tuple[Outcome, bytes]:
+    """Merges of our own bundles, and their record if there are any; others count for their
+    namespaces. Reports leave idle bundles out, so the load of our own is that of our last
+    sample."""
+    from magnetar.balance.decision import MERGE, Request, decide, recorded
 
     picture = sight.picture()
     bundles = tuple(
@@ -95,4 +103,6 @@ def _decided(
     }
     cluster = replace(picture.cluster, bundles=bundles)
     policies = replace(picture.policies, bundles_min=least)
-    return decide(Request(MERGE, cluster, memory, policies, settings.named()))
+    request = Request(MERGE, cluster, memory, policies, settings.named())
+    outcome = decide(request)
+    return outcome, recorded(request, outcome).encode() if outcome.merges else b""

@@ -18,6 +18,7 @@ import structlog
 from magnetar.balance.cluster import Memory, Outcome, Split
 from magnetar.balance.load import TopicLoad
 from magnetar.balance.settings import MIB, Settings
+from magnetar.broker.bundles.balancing.decisions import AUTHOR_BITS, DecisionLog
 from magnetar.broker.bundles.balancing.merging import LoadMerger
 from magnetar.broker.bundles.balancing.picture import Sight
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
@@ -44,9 +45,11 @@ class LoadSplitter:
         settings: BalanceSettings,
         split: SplitBundle,
         merger: LoadMerger,
+        decisions: DecisionLog,
     ) -> None:
         self._context, self._sight, self._sampler = context, sight, sampler
         self._settings, self._split, self._merger = settings, split, merger
+        self._decisions = decisions
         self._memory = Memory()
 
     async def run(self) -> None:
@@ -72,10 +75,15 @@ class LoadSplitter:
             self._memory = Memory()
             return
         sight, memory, own = self._sight(), self._memory, frozenset(self._sampler.sampled)
-        outcome = await self._context.compute(lambda: _decided(sight, memory, own, settings))
+        outcome, record = await self._context.compute(
+            lambda: _decided(sight, memory, own, settings)
+        )
         self._memory = outcome.memory
+        if record:
+            self._decisions.add(sight.now_ms, record)
         for split in outcome.splits:
             await self._carry_out(split, settings)
+        await self._decisions.save(self._context.clock.random_bits(AUTHOR_BITS))
 
     def _may_split(self, settings: Settings) -> bool:
         """Whether the cluster has to be looked at: this takes the time of one report."""
@@ -123,9 +131,12 @@ def _boundaries(split: Split, topics: list[TopicLoad], settings: Settings) -> tu
     return found or boundaries(bundle, RANGE_EQUALLY_DIVIDE, topics, settings)
 
 
-def _decided(sight: Sight, memory: Memory, own: frozenset[str], settings: Settings) -> Outcome:
-    """Splits of our own bundles; others count for the limits of their namespaces."""
-    from magnetar.balance.decision import SPLIT, Request, decide
+def _decided(
+    sight: Sight, memory: Memory, own: frozenset[str], settings: Settings
+) -> tuple[Outcome, bytes]:
+    """Splits of our own bundles, and their record if there are any; others count for the limits of
+    their namespaces."""
+    from magnetar.balance.decision import SPLIT, Request, decide, recorded
 
     picture = sight.picture()
     cluster = replace(
@@ -135,4 +146,6 @@ def _decided(sight: Sight, memory: Memory, own: frozenset[str], settings: Settin
             for bundle in picture.cluster.bundles
         ),
     )
-    return decide(Request(SPLIT, cluster, memory, picture.policies, settings.named()))
+    request = Request(SPLIT, cluster, memory, picture.policies, settings.named())
+    outcome = decide(request)
+    return outcome, recorded(request, outcome).encode() if outcome.splits else b""

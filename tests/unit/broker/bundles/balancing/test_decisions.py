@@ -106,8 +106,8 @@ async def test_a_broken_volume_costs_no_decision() -> None:
 
 
 def test_a_leader_keeps_what_it_decided_and_others_read_it(tmp_path: Path) -> None:
-    """With inputs: it replays; the next leader continues with its memory; plan and explanation
-    change nothing."""
+    """With inputs: it replays; the next leader continues with its memory, whatever owners have
+    decided since; plan and explanation change nothing."""
 
     async def script(stage: Stage) -> None:
         await stage.stop_leaders()
@@ -128,6 +128,11 @@ def test_a_leader_keeps_what_it_decided_and_others_read_it(tmp_path: Path) -> No
         assert shown["replayable"]
         decision = await other.decision(shown["name"])
         assert replay(decision) == decision.outcome
+        split = Decision(decision.at_ms + 1, "split", Outcome(_MEMORY, "an owner's"))
+        owners = DecisionLog(second.context)
+        owners.add(split.at_ms, split.encode())
+        await owners.save(7)
+        assert [found["kind"] for found in await other.history()] == ["split", "shed"]
         await second.leader._balancer.recall()
         assert second.leader._balancer._memory.usage == decision.outcome.memory.usage
         exposed = first.metrics.exposition().decode()

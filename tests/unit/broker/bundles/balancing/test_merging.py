@@ -8,10 +8,12 @@ from typing import Any, cast
 
 from magnetar.balance.load import BundleLoad, History, LoadReport, Rates
 from magnetar.balance.settings import Settings
+from magnetar.broker.bundles.balancing.decisions import DecisionLog
 from magnetar.broker.bundles.balancing.merging import LoadMerger
 from magnetar.broker.bundles.balancing.picture import Sight
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.metrics import BrokerMetrics
+from magnetar.clock import SystemClock
 from magnetar.errors import ServiceNotReady
 from magnetar.hosting.computing import inline
 from magnetar.hosting.views import Viewed
@@ -22,6 +24,7 @@ from magnetar.metadata.records import (
     NamespaceRecord,
 )
 from magnetar.names import BundleName, NamespaceName, bundles_of, initial_boundaries
+from tests.support.balance import KeptDecisions
 
 NAMESPACE = NamespaceName("public", "default")
 BUNDLES = [str(name) for name in bundles_of(NAMESPACE, initial_boundaries(8))]
@@ -60,15 +63,19 @@ class Host:
     def __init__(self, *rates: float, created: int = 1, **settings: Any) -> None:
         self.calls: list[tuple[str, str]] = []
         self.refusing = False
-        self.metrics = BrokerMetrics()
+        self.metrics, self.kept = BrokerMetrics(), KeptDecisions()
         loads = {name: load(name, rate) for name, rate in zip(OURS, rates, strict=True)}
         found = replace(Settings(), merge_bundles_min=1, merge_hits=1, **settings)
         self.merger = LoadMerger(
-            cast(BrokerContext, SimpleNamespace(compute=inline, metrics=self.metrics)),
+            cast(
+                BrokerContext,
+                SimpleNamespace(compute=inline, metrics=self.metrics, clock=SystemClock()),
+            ),
             lambda: sight(created),
             cast(Any, SimpleNamespace(loads=loads)),
             cast(Any, SimpleNamespace(current=found)),
             self._merge,
+            cast(DecisionLog, self.kept),
         )
 
     async def _merge(self, left: BundleName, _reason: str, right: BundleName) -> BundleName:
@@ -88,6 +95,8 @@ async def test_only_our_own_cold_neighbours_are_merged_after_enough_looks() -> N
     host = Host(0.0, 0.0, 0.0, 9000.0)
     assert await host.looks(1) == []
     assert await host.looks(1) == [(OURS[0], OURS[1])]
+    [decision] = host.kept.saved
+    assert [found.bundles for found in decision.outcome.merges] == [(OURS[0], OURS[1])]
     assert host.metrics.balance.merges._value.get() == 1
 
 

@@ -7,17 +7,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from magnetar.balance.cluster import Split
+from magnetar.balance.decision import replay
 from magnetar.balance.load import BundleLoad, History, LoadReport, Rates, TopicLoad
 from magnetar.balance.settings import Settings
+from magnetar.broker.bundles.balancing.decisions import DecisionLog
 from magnetar.broker.bundles.balancing.picture import Sight
 from magnetar.broker.bundles.balancing.splitting import LoadSplitter, _boundaries
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.metrics import BrokerMetrics
+from magnetar.clock import SystemClock
 from magnetar.errors import ServiceNotReady
 from magnetar.hosting.computing import inline
 from magnetar.hosting.views import Viewed
 from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord
 from magnetar.names import BundleName
+from tests.support.balance import KeptDecisions
 
 OURS, THEIRS = "public/default/0x00000000_0x40000000", "public/default/0x40000000_0xffffffff"
 
@@ -41,7 +45,8 @@ def _sight(load: float) -> Sight:
 
 
 async def test_only_our_own_bundles_are_split_after_enough_looks() -> None:
-    """The hot topic gets a bundle of its own; a refusal is no failure."""
+    """The hot topic gets a bundle of its own; a refusal is no failure. What was decided is kept,
+    and replays."""
     calls: list[tuple[str, tuple[int, ...]]] = []
 
     async def split(bundle: BundleName, edges: tuple[int, ...], _reason: str) -> list[BundleName]:
@@ -50,10 +55,13 @@ async def test_only_our_own_bundles_are_split_after_enough_looks() -> None:
             raise ServiceNotReady("changes hands")
         return [bundle, bundle]
 
-    metrics = BrokerMetrics()
+    metrics, kept = BrokerMetrics(), KeptDecisions()
     settings = replace(Settings(), split_hits=1)
     splitter = LoadSplitter(
-        cast(BrokerContext, SimpleNamespace(compute=inline, metrics=metrics)),
+        cast(
+            BrokerContext,
+            SimpleNamespace(compute=inline, metrics=metrics, clock=SystemClock()),
+        ),
         lambda: _sight(40_000),
         cast(
             Any,
@@ -64,6 +72,7 @@ async def test_only_our_own_bundles_are_split_after_enough_looks() -> None:
         cast(Any, SimpleNamespace(current=settings)),
         split,
         cast(Any, None),
+        cast(DecisionLog, kept),
     )
 
     for looks, expected in ((1, 0), (1, 1), (1, 1), (1, 2)):
@@ -72,6 +81,9 @@ async def test_only_our_own_bundles_are_split_after_enough_looks() -> None:
         assert len(calls) == expected
     assert set(calls) == {(OURS, (0x10000000, 0x10000001))}
     assert metrics.balance.splits._value.get() == 1
+    assert [found.outcome.splits[0].bundle for found in kept.saved] == [OURS, OURS]
+    for decision in kept.saved:
+        assert replay(decision) == decision.outcome
 
 
 def test_a_bundle_that_its_algorithm_cannot_split_is_halved() -> None:
