@@ -43,7 +43,7 @@ class DecisionLog:
         self._unsaved.append((at_ms, encoded))
 
     async def save(self, author: int) -> None:
-        """Write what was added, and remove what is too old or too much. `author` tells decisions
+        """Write what was added, and remove what is too old or too much. `author` keeps decisions
         of the same moment apart: the leader's term, or any number that owners rarely share."""
         if not self._unsaved:
             return
