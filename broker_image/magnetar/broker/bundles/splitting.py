@@ -97,16 +97,19 @@ class Splitter:
         owned = self._served.require(name)
         await self._planner.check(bundle, boundaries)
         self._called_off.pop(name, None)
+        viewed = self._records.settled(name)
+        if viewed is None:
+            raise ServiceNotReady(
+                f"bundle {name} is being unloaded, split or merged; try again in a moment"
+            )
         committed = None
-        while committed is None:  # again if our own checkpoint changed the record first
-            viewed = self._records.settled(name)
-            if viewed is None:
-                raise ServiceNotReady(
-                    f"bundle {name} is being unloaded, split or merged; try again in a moment"
-                )
+        # Again if our own checkpoint changed the record first. If the answer was lost, the split
+        # may be under way or over by now: its outcome is looked at next.
+        while committed is None and viewed is not None:
             wanted = rules.split(viewed.record, bundle, boundaries, reason)
             committed = await self._records.commit(name, viewed.mod_revision, wanted)
-        while self._served.get(name) is owned:
+            viewed = self._records.settled(name)
+        while self._served.get(name) is owned and self._records.settled(name) is None:
             await self._events.of(name).wait()
         after, reason = self._records.get(name), self._called_off.pop(name, "")
         if reason or (after is not None and after.record.state is not BundleState.DELETED):

@@ -280,6 +280,32 @@ async def test_a_split_whose_answer_is_lost_is_found_out(tmp_path: Path, committ
         assert cluster.first.ready
 
 
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_request_whose_answer_is_lost_is_made_once(tmp_path: Path, committed: bool) -> None:
+    """Whoever asked for the split learns of its children, and is not sent away to try again."""
+    async with pair(tmp_path) as cluster, attached(cluster.first, TOPIC) as peer:
+        bundle, inner, lost = await cluster.bundle(), cluster.network.transact, list[int]()
+        before = await round_trip(peer, 1, 0)
+
+        async def lossy(compares: Any, operations: Any) -> TxnResult:
+            asked = [
+                found for found in operations if b'"Splitting"' in getattr(found, "value", b"")
+            ]
+            if asked and not lost:
+                lost.append(len(asked))
+                if committed:
+                    await inner(compares, operations)
+                raise StoreUnavailable("injected: no answer")
+            return await inner(compares, operations)
+
+        cluster.network.transact = lossy  # type: ignore[method-assign]
+        children = await cluster.first.ownership.split(bundle, range_equally_divide(bundle))
+        assert lost == [1]
+        assert set(map(str, children)) <= set(cluster.first.ownership.owned)
+        assert await round_trip(peer, 1, 1) > before
+        assert cluster.first.ready
+
+
 async def test_a_policy_that_is_set_during_a_split_stays(tmp_path: Path) -> None:
     """Whoever changes the namespace in between makes the split read it again, not overwrite it
     (#17797, #16612)."""
