@@ -127,7 +127,7 @@ def split(situation: Situation) -> Outcome:
             del hits[bundle.name]
     return Outcome(
         replace(memory, split_hits=hits),
-        f"{len(hot)} bundles are too hot",
+        f"{len(hot)} bundle{'s are' if len(hot) > 1 else ' is'} too hot",
         splits=tuple(splits),
         notes=tuple(notes[:NOTES_MAX]),
     )
