@@ -13,13 +13,12 @@ import json
 import sys
 import tempfile
 import time
-import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dev.bench.report import table
-from dev.testbed.cluster import Cluster
+from dev.testbed.cluster import Cluster, request
 from dev.testbed.skewed_load import SkewedLoad, messages_in
 from magnetar.names import BundleName, TopicName
 
@@ -60,12 +59,10 @@ class Found:
 
 
 def _asked(url: str, method: str = "GET", body: object = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    wanted = urllib.request.Request(url, data=data, headers=headers, method=method)
-    with urllib.request.urlopen(wanted, timeout=30) as answer:
-        text = answer.read().decode()
-    return json.loads(text) if text.startswith(("{", "[")) else text
+    status, found = request(method, url, body=body)
+    if status >= 300:
+        raise SystemExit(f"{method} {url}: status {status}: {found}")
+    return found
 
 
 def _ratios(cluster: Cluster, seconds: float) -> list[tuple[float, float]]:

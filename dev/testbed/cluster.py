@@ -63,13 +63,17 @@ def wait_for(what: str, reached: Callable[[], bool], timeout_s: float = PATIENCE
     return time.monotonic() - started
 
 
-def request(method: str, url: str, timeout_s: float = HTTP_TIMEOUT_S) -> tuple[int, Any]:
+def request(
+    method: str, url: str, timeout_s: float = HTTP_TIMEOUT_S, *, body: object = None
+) -> tuple[int, Any]:
     """Status and decoded JSON body (None if there is none); refusals are returned, not raised.
-    Raises OSError without an answer."""
+    `body` is sent as JSON. Raises OSError without an answer."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(
+        url, data, {"Content-Type": "application/json"} if data else {}, method=method
+    )
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, method=method), timeout=timeout_s
-        ) as answer:
+        with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
             text, status = answer.read(), int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 
 import pytest
 
-from dev.testbed.cluster import Cluster
+from dev.testbed.cluster import Cluster, request
 from dev.testbed.skewed_load import SkewedLoad, messages_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(300)]
@@ -40,11 +38,8 @@ def test_brokers_that_join_fill_up_and_the_load_becomes_even(
     with Cluster(tmp_path_factory.mktemp("balanced")) as cluster:
         entry = cluster.entry
         url = f"{cluster.brokers[entry].http_url}/admin/v2/namespaces/public/skewed"
-        body = json.dumps({"bundles": {"numBundles": BUNDLES}}).encode()
-        headers = {"Content-Type": "application/json"}
-        urllib.request.urlopen(
-            urllib.request.Request(url, data=body, headers=headers, method="PUT"), timeout=10
-        ).close()
+        status, answer = request("PUT", url, body={"bundles": {"numBundles": BUNDLES}})
+        assert status == 204, answer
         others = [name for name in cluster.brokers if name != entry]
         for name in others:
             cluster.brokers[name].stop()

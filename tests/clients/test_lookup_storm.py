@@ -14,16 +14,14 @@ Bundles: MAGNETAR_STORM_BUNDLES (default 64).
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
-import urllib.request
 from collections.abc import Iterator
 from itertools import count
 
 import pytest
 
-from dev.testbed.cluster import LEASE_S, PATIENCE_S, Cluster, wait_for
+from dev.testbed.cluster import LEASE_S, PATIENCE_S, Cluster, request, wait_for
 from magnetar.broker.bundles.liveness import GRACE_S
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
@@ -51,10 +49,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def _create_namespace(cluster: Cluster) -> None:
     url = f"{cluster.brokers[cluster.entry].http_url}/admin/v2/namespaces/{NAMESPACE}"
-    body = json.dumps({"bundles": {"numBundles": BUNDLES}}).encode()
-    asked = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="PUT")
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        assert answer.status == 204
+    status, answer = request("PUT", url, body={"bundles": {"numBundles": BUNDLES}})
+    assert status == 204, answer
 
 
 class Asker:

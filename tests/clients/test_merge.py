@@ -3,9 +3,7 @@ killed: nothing is lost, duplicated or reordered, and subscriptions keep their p
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pulsar
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import request
 from magnetar.names import BundleName, NamespaceName, TopicName, bundle_of
 from tests.clients.load import PENDING_MAX, Load
 from tests.clients.restarts import restart
@@ -27,10 +26,9 @@ RECEIVE_MS = 60_000
 
 
 def rest(server: ServerProcess, method: str, path: str) -> Any:
-    request = urllib.request.Request(server.http_url + path, method=method)
-    with urllib.request.urlopen(request, timeout=60) as response:
-        content = response.read()
-        return json.loads(content) if content else None
+    status, answer = request(method, server.http_url + path)
+    assert status < 300, answer
+    return answer
 
 
 def bundle_with(server: ServerProcess, topic: str) -> BundleName:

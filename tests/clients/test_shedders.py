@@ -3,16 +3,14 @@ load from the broker that has all of it, for the reason that its text gives."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from dev.testbed.cluster import Cluster, wait_for
+from dev.testbed.cluster import Cluster, request, wait_for
 from dev.testbed.skewed_load import SkewedLoad
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(300)]
@@ -52,12 +50,9 @@ class Stage:
         self._url = cluster.brokers[cluster.entry].http_url
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        asked = urllib.request.Request(self._url + path, data, headers, method=method)
-        with urllib.request.urlopen(asked, timeout=30) as answer:
-            text = answer.read().decode()
-        return json.loads(text) if text.startswith(("{", "[")) else text
+        status, answer = request(method, self._url + path, body=body)
+        assert status < 300, answer
+        return answer
 
     def set(self, name: str, value: str) -> None:
         self.ask("POST", f"/admin/v2/brokers/configuration/{name}/{value}")
