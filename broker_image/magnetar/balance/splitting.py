@@ -204,6 +204,13 @@ def _shares(bundle: Bundle, settings: Settings) -> list[tuple[str, float]]:
     ]
 
 
+def may_merge(own: Iterable[str]) -> bool:
+    """Whether any two of these bundles are neighbours, without a look at the cluster."""
+    names = [BundleName.parse(name) for name in own]
+    begins = {(name.namespace, name.low) for name in names}
+    return any((name.namespace, name.high) in begins for name in names)
+
+
 def merge(situation: Situation) -> Outcome:
     """Pairs of neighbours on one broker that together have used little of every limit for more
     than `merge_hits` checks in a row, a few at a time. A bundle that was not measured, moved lately
@@ -233,7 +240,9 @@ def merge(situation: Situation) -> Outcome:
     for chosen in merges:
         del hits[chosen.merged]
     return Outcome(
-        replace(memory, merge_hits=hits), f"{len(due)} pairs are cold", merges=tuple(merges)
+        replace(memory, merge_hits=hits),
+        f"neighbours that are cold: {len(due)} pair{'' if len(due) == 1 else 's'}",
+        merges=tuple(merges),
     )
 
 

@@ -9,7 +9,7 @@ bundles have been cold for as long again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -50,9 +50,11 @@ class LoadMerger:
     async def look(self) -> None:
         """Merge what is due."""
         settings = self._settings.current
-        if not (settings.enabled and settings.merge):
+        own = self._sampler.loads
+        if not (settings.enabled and settings.merge and _may_merge(own)):
+            self._memory = Memory()
             return
-        sight, memory, own = self._sight(), self._memory, self._sampler.loads
+        sight, memory = self._sight(), self._memory
         outcome, record = await self._context.compute(
             lambda: _decided(sight, memory, own, settings)
         )
@@ -74,6 +76,12 @@ class LoadMerger:
         log.info(
             "balance.merge", bundle=str(merged), parents=list(merge.bundles), reason=merge.reason
         )
+
+
+def _may_merge(own: Iterable[str]) -> bool:
+    from magnetar.balance.splitting import may_merge
+
+    return may_merge(own)
 
 
 def _decided(

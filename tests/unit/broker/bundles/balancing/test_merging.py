@@ -64,19 +64,24 @@ class Host:
         self.calls: list[tuple[str, str]] = []
         self.refusing = False
         self.metrics, self.kept = BrokerMetrics(), KeptDecisions()
-        loads = {name: load(name, rate) for name, rate in zip(OURS, rates, strict=True)}
+        self.loads = {name: load(name, rate) for name, rate in zip(OURS, rates, strict=True)}
+        self.sights, self._created = 0, created
         found = replace(Settings(), merge_bundles_min=1, merge_hits=1, **settings)
         self.merger = LoadMerger(
             cast(
                 BrokerContext,
                 SimpleNamespace(compute=inline, metrics=self.metrics, clock=SystemClock()),
             ),
-            lambda: sight(created),
-            cast(Any, SimpleNamespace(loads=loads)),
+            self._sight,
+            cast(Any, SimpleNamespace(loads=self.loads)),
             cast(Any, SimpleNamespace(current=found)),
             self._merge,
             cast(DecisionLog, self.kept),
         )
+
+    def _sight(self) -> Sight:
+        self.sights += 1
+        return sight(self._created)
 
     async def _merge(self, left: BundleName, _reason: str, right: BundleName) -> BundleName:
         self.calls.append((str(left), str(right)))
@@ -98,6 +103,16 @@ async def test_only_our_own_cold_neighbours_are_merged_after_enough_looks() -> N
     [decision] = host.kept.saved
     assert [found.bundles for found in decision.outcome.merges] == [(OURS[0], OURS[1])]
     assert host.metrics.balance.merges._value.get() == 1
+
+
+async def test_without_neighbours_of_our_own_the_cluster_is_not_looked_at() -> None:
+    host = Host(0.0, 0.0, 0.0, 0.0)
+    del host.loads[OURS[1]], host.loads[OURS[3]]
+    assert await host.looks(3) == []
+    assert host.sights == 0
+    host.loads[OURS[1]] = load(OURS[1])
+    assert await host.looks(2) == [(OURS[0], OURS[1])]
+    assert host.sights == 2
 
 
 async def test_a_refused_merge_is_no_failure_and_waits_as_long_again() -> None:
