@@ -18,14 +18,19 @@ epoch is above both of theirs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from magnetar.broker.bundles.acquiring import Make
 from magnetar.broker.bundles.assigning import Assigner
-from magnetar.broker.bundles.boundaries import BoundariesRefused, keep_copies, namespace_of
+from magnetar.broker.bundles.boundaries import (
+    BoundariesRefused,
+    keep_copies,
+    namespace_of,
+    until_committed,
+)
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.log_rolling import LogRoller
@@ -39,7 +44,6 @@ from magnetar.errors import (
     ServiceNotReady,
     StorageError,
     StoreError,
-    StoreUnavailable,
 )
 from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata import keys
@@ -55,11 +59,6 @@ from magnetar.ownership.merges import Neighbours, right_neighbour
 from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
-
-STORE_RETRY_S = 0.1
-PLANS_FAILED_MAX = 3
-"""Failed attempts to write the merged manifest after which a merge is called off: the bundles are
-frozen then."""
 
 
 @dataclass(slots=True)
@@ -351,37 +350,23 @@ class Merger:
         # Now that both terms are over, and there is a manifest: a rebuild of a lost store takes a
         # merged bundle that has a copy for real, unless a parent has begun a later term.
         await keep_copies(self._context.log, {merge.pair.merged: record}, merge.epoch)
-        failed, plan = 0, prepared.plan
-        planned = True
-        while True:
-            try:
-                if not planned:
-                    plan = await self._planner.plan(merge.pair, prepared.covered)
-                    planned = True
-                merge.attempted.append(plan)
-                result = await self._context.store.transact(
-                    *plan.transaction(merge.pair, merge.revision, deleted, record)
-                )
-                if result.succeeded:
-                    self._observe(merge, plan, deleted, record, result.revision)
-                    return plan
-                if (done := await self._done_before(merge)) is not None:
-                    return done
-                planned = False
-            except StoreUnavailable as error:
-                log.warning("bundle.merge_unknown", bundle=merge.names[0], error=str(error))
-                await asyncio.sleep(STORE_RETRY_S)
-                with contextlib.suppress(StoreUnavailable):  # the next attempt finds out
-                    if (done := await self._done_before(merge)) is not None:
-                        return done
-            except StorageError as error:
-                failed += 1
-                log.warning("bundle.merge_unplanned", bundle=merge.names[0], error=str(error))
-                if failed == PLANS_FAILED_MAX:
-                    raise BoundariesRefused(
-                        f"manifests cannot be written or read: {error}"
-                    ) from error
-                await asyncio.sleep(STORE_RETRY_S)
+
+        async def attempt(plan: MergePlan) -> bool:
+            merge.attempted.append(plan)
+            result = await self._context.store.transact(
+                *plan.transaction(merge.pair, merge.revision, deleted, record)
+            )
+            if result.succeeded:
+                self._observe(merge, plan, deleted, record, result.revision)
+            return result.succeeded
+
+        return await until_committed(
+            merge.names[0],
+            prepared.plan,
+            partial(self._planner.plan, merge.pair, prepared.covered),
+            attempt,
+            partial(self._done_before, merge),
+        )
 
     def _observe(
         self,

@@ -14,16 +14,20 @@ Free, to be assigned again; children begin with every topic and log range that t
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from magnetar.broker.bundles.acquiring import Make
 from magnetar.broker.bundles.assigning import Assigner
-from magnetar.broker.bundles.boundaries import BoundariesRefused, keep_copies, namespace_of
+from magnetar.broker.bundles.boundaries import (
+    BoundariesRefused,
+    keep_copies,
+    namespace_of,
+    until_committed,
+)
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.records import BundleRecords
@@ -35,7 +39,7 @@ from magnetar.broker.bundles.split_planning import (
 )
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.reading.catalog import BundleCatalog
-from magnetar.errors import ServiceNotReady, StorageError, StoreError, StoreUnavailable
+from magnetar.errors import ServiceNotReady, StorageError, StoreError
 from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState, LogPosition
@@ -45,11 +49,6 @@ from magnetar.ownership.splits import children_of_split
 from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
-
-STORE_RETRY_S = 0.1
-PLANS_FAILED_MAX = 3
-"""Failed attempts to write the children's manifests after which a split is called off: the bundle
-is frozen then."""
 
 
 @dataclass(slots=True)
@@ -193,42 +192,30 @@ class Splitter:
         BoundariesRefused, TransitionRefused, Fenced."""
         bundle, revision = split.bundle, split.splitting.mod_revision
         deleted, records = rules.divided(split.splitting.record, bundle, epoch=split.epoch, end=end)
-        failed, kept = 0, False
-        while True:
-            if plan is not None and not kept:
+        kept = False
+
+        async def attempt(plan: SplitPlan) -> bool:
+            nonlocal kept
+            if not kept:
                 # Not before: a rebuild of a lost store takes children that have copies for real,
                 # and they are nothing without manifests.
                 await keep_copies(self._context.log, records, split.epoch)
                 kept = True
-            try:
-                if plan is None:
-                    plan = await self._plan(split)
-                    continue
-                split.attempted.append(plan)
-                result = await self._context.store.transact(
-                    *plan.transaction(bundle, revision, deleted, records)
-                )
-                if result.succeeded:
-                    self._observe(bundle, plan, deleted, records, result.revision)
-                    return plan
-                done = await self._done_before(split)
-                if done is not None:
-                    return done
-                plan = None
-            except StoreUnavailable as error:
-                log.warning("bundle.split_unknown", bundle=str(bundle), error=str(error))
-                await asyncio.sleep(STORE_RETRY_S)
-                with contextlib.suppress(StoreUnavailable):  # the next attempt finds out
-                    if (done := await self._done_before(split)) is not None:
-                        return done
-            except StorageError as error:
-                failed += 1
-                log.warning("bundle.split_unplanned", bundle=str(bundle), error=str(error))
-                if failed == PLANS_FAILED_MAX:
-                    raise BoundariesRefused(
-                        f"manifests cannot be written or read: {error}"
-                    ) from error
-                await asyncio.sleep(STORE_RETRY_S)
+            split.attempted.append(plan)
+            result = await self._context.store.transact(
+                *plan.transaction(bundle, revision, deleted, records)
+            )
+            if result.succeeded:
+                self._observe(bundle, plan, deleted, records, result.revision)
+            return result.succeeded
+
+        return await until_committed(
+            str(bundle),
+            plan,
+            partial(self._plan, split),
+            attempt,
+            partial(self._done_before, split),
+        )
 
     def _observe(
         self,
