@@ -44,7 +44,8 @@ class Generator:
     """Follows the timeline of the topic up to a mark-delete, which is the position of the last
     entry of the acknowledged beginning.
 
-    `clamped` counts assertions below the delivered watermark, `late` counts messages below it.
+    `clamped` counts assertions below the delivered watermark, `late` counts messages below it. Where
+    the mark-delete moves on by more than a snapshot interval, assertions in between are not read.
     """
 
     __slots__ = (
@@ -89,7 +90,7 @@ class Generator:
         """Whether an advance to there would read anything."""
         timeline = self._timeline
         if self._next < timeline.first:
-            return timeline.knows(mark_delete)
+            return timeline.knows(mark_delete) or self._exceeds(timeline.bound_ms(mark_delete))
         return bool(timeline.run(self._next, mark_delete, 1))
 
     @property
@@ -113,8 +114,10 @@ class Generator:
         timeline has grown. Nothing is delivered while `behind`: call again."""
         if mark_delete is not None and mark_delete > self._mark_delete:
             self._mark_delete = mark_delete
-        if self._next < self._timeline.first:
-            # what it would read next is gone: the horizon has it
+        if self._next < self._timeline.first or self._timeline.is_far(
+            self._next, self._mark_delete
+        ):
+            # what it would read next is gone, or it is much: a snapshot has it, or a bound
             self._standing, self._next = self._timeline.standing_at(self._mark_delete)
             return self._settled()
         run = self._timeline.run(self._next, self._mark_delete, at_most)
@@ -161,7 +164,11 @@ class Generator:
     def _settled(self) -> Watermark | None:
         """The exact minimum, if it is more than what was delivered."""
         exact = self._standing.exact_ms
-        if exact is None or (self._delivered_ms is not None and exact <= self._delivered_ms):
+        if exact is None or not self._exceeds(exact):
             return None
         self._delivered_ms = exact
         return Watermark(exact)
+
+    def _exceeds(self, event_ms: int | None) -> bool:
+        delivered = self._delivered_ms
+        return event_ms is not None and (delivered is None or event_ms > delivered)

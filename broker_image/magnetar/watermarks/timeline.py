@@ -1,7 +1,7 @@
 """The control records of one topic, in order.
 
 Owns: `Timeline`: anchors, the records between the first and the last position, the standing at the
-end, and the snapshots from which a standing in between is found. Imports: errors, records,
+end, and the snapshots from which a standing in between is found. Imports: errors, bounds, records,
 standing. Pure. Invariants: records come in the order of their anchors; a record that is known
 already changes nothing, so a replay may begin anywhere before the end; trimming keeps the standing
 at every position that is left. Restoring a state and applying the records since gives an equal
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from magnetar.errors import CorruptData, LimitExceeded
+from magnetar.watermarks.bounds import Bound, Bounds, least
 from magnetar.watermarks.records import (
     ELEMENTS_MAX,
     PRODUCERS_MAX,
@@ -34,6 +35,8 @@ from magnetar.watermarks.standing import Standing
 _LAST_ORDINAL = 1 << 62
 RECORDS_MAX = 100_000
 """In memory, about 200 bytes each. Producers may assert any number without a message."""
+THINNED_PARTS = 16
+"""Thinning drops one of so many parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,12 @@ class Anchored(NamedTuple):
 
 
 class TimelineState(NamedTuple):
-    """For a checkpoint: `base` holds everything up to its anchor; `records` follow it."""
+    """For a checkpoint: `base` holds everything up to its anchor; `records` follow it. `bounds`
+    are of positions before it."""
 
     base: Anchored
     records: tuple[Anchored, ...]
+    bounds: tuple[Bound, ...] = ()
 
 
 EMPTY = TimelineState(Anchored(START, Snapshot()), ())
@@ -79,6 +84,7 @@ class Timeline:
         self.interval = interval or SnapshotInterval()
         self._first = 0
         self._base = state.base
+        self._bounds = Bounds(state.bounds)
         self._anchors: list[Anchor] = []
         self._records: list[Record] = []
         self._points = [_RestorePoint(0, self._snapshot_of_base)]
@@ -135,14 +141,24 @@ class Timeline:
         """Whether the standing there is known: it is not before the horizon."""
         return place >= self._base.anchor.place
 
+    def is_far(self, sequence: int, place: Place) -> bool:
+        """Whether there are more records from `sequence` up to the entry at `place` than a snapshot
+        interval has: `standing_at` reads less."""
+        most = max(self.interval.records, self.head.size)
+        return self.end - sequence > most and self._first + self._after(place) - sequence > most
+
+    def bound_ms(self, place: Place) -> int | None:
+        """Before the horizon: a watermark that holds there, though a later one may as well."""
+        return self._bounds.at(place)
+
     def standing_at(self, place: Place) -> tuple[Standing, int]:
         """The standing at a mark-delete, and the number of the next record. Reads at most the
         records since the last snapshot before it.
 
-        Before the horizon nothing stands, and the number is that of a record that is gone.
+        Before the horizon a bound stands, and the number is that of a record that is gone.
         """
         if not self.knows(place):
-            return Standing(), self._first - 1
+            return Standing(Snapshot(resting_ms=self.bound_ms(place))), self._first - 1
         sequence = self._first + self._after(place)
         point = self._points[bisect_right(self._points, sequence, key=lambda one: one.sequence) - 1]
         standing = Standing(point.snapshot)
@@ -249,17 +265,26 @@ class Timeline:
         return Anchored(self._anchors[at - 1], standing.to_snapshot())
 
     def thin(self) -> bool:
-        """Forget the older half of the records if there are more than RECORDS_MAX. A subscription
-        so far behind has no watermark until it has passed them. Whether any went."""
-        half = len(self._records) // 2
+        """Forget the oldest records if there are more than RECORDS_MAX: a part of them, and no
+        fewer than the standing there has elements. A bound takes their place. Whether any went."""
         if len(self._records) <= RECORDS_MAX:
             return False
-        until = self._first + half
-        point = self._points[bisect_right(self._points, until, key=lambda one: one.sequence) - 1]
-        standing = Standing(point.snapshot)
-        for record in self._records[point.sequence - self._first : half]:
-            standing.apply(record)
-        self.trim(Anchored(self._anchors[half - 1], standing.to_snapshot()))
+        base = self._snapshot_of_base
+        size = len(base.producers) + len(base.holds) + len(base.pending)
+        gone = min(len(self._records) // 2, max(1, RECORDS_MAX // THINNED_PARTS, size))
+        standing, anchor = Standing(base), self._base.anchor
+        least_ms = standing.exact_ms
+        for index in range(gone - 1):
+            standing.apply(self._records[index])
+            exact_ms = standing.exact_ms
+            if least_ms is None and not self._bounds:  # there was no watermark before
+                anchor, least_ms = self._anchors[index], exact_ms
+            else:
+                least_ms = least(least_ms, exact_ms)
+        standing.apply(self._records[gone - 1])
+        if self._bounds or least_ms is not None:
+            self._bounds.add(Bound(anchor, least_ms))
+        self._drop(Anchored(self._anchors[gone - 1], standing.to_snapshot()))
         return True
 
     def trim(self, horizon: Anchored) -> None:
@@ -272,6 +297,10 @@ class Timeline:
                 f"a snapshot at {tuple(horizon.anchor)} replaces control records up to "
                 f"{tuple(self.last)}: records between are missing"
             )
+        self._bounds.clear()
+        self._drop(horizon)
+
+    def _drop(self, horizon: Anchored) -> None:
         gone = bisect_right(self._anchors, horizon.anchor)
         del self._anchors[:gone]
         del self._records[:gone]
@@ -288,4 +317,5 @@ class Timeline:
     def to_state(self) -> TimelineState:
         """Everything durable, for a checkpoint or a rewriting, which keep the anchors."""
         anchored = zip(self._anchors, self._records, strict=True)
-        return TimelineState(self._base, tuple(Anchored(*pair) for pair in anchored))
+        records = tuple(Anchored(*pair) for pair in anchored)
+        return TimelineState(self._base, records, self._bounds.to_state())

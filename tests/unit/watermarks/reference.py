@@ -19,10 +19,11 @@ class Reference:
 
     def __init__(self, events: list[Event]) -> None:
         self._events = events
+        self.changes = cache(self._changes)
         self.in_force = cache(self._in_force)
         self.exact = cache(self._exact)
 
-    def changes(self, cut: int) -> list[tuple[int, str, int | None]]:
+    def _changes(self, cut: int) -> list[tuple[int, str, int | None]]:
         """(index, producer, assertion or None for idle) as they take effect before the cut."""
         found: list[tuple[int, str, int | None]] = []
         for index, event in enumerate(self._events[:cut]):

@@ -25,7 +25,7 @@ from magnetar.watermarks.codec import Decoder, encode
 from magnetar.watermarks.combination import Combination
 from magnetar.watermarks.generator import Effect, Generator, Reset
 from magnetar.watermarks.records import Assertion, End, Event, Hold, Idle, Place
-from magnetar.watermarks.timeline import SnapshotInterval, Timeline, TimelineState
+from magnetar.watermarks.timeline import Anchored, SnapshotInterval, Timeline, TimelineState
 from tests.unit.watermarks.reference import Reference
 
 Step = tuple[str, int, int]
@@ -145,7 +145,11 @@ class World:
         self.events.append(event)
         self.places.append(self.last)
         self.log += encode(anchored)
+        self._apply(anchored)
+
+    def _apply(self, anchored: Anchored) -> None:
         self.timeline.apply(*anchored)
+        self.timeline.thin()
         self.took(self.generator.advance())
 
     def _assert(self, one: int, other: int) -> None:
@@ -279,8 +283,7 @@ class World:
         if self.timeline.snapshot_due:
             anchored = self.timeline.snapshot(self.last)
             self.log += encode(anchored)
-            self.timeline.apply(*anchored)
-            self.took(self.generator.advance())
+            self._apply(anchored)
 
     def _checkpoint(self, _one: int, _other: int) -> None:
         """Some records of the log that it holds are replayed all the same."""
@@ -300,6 +303,7 @@ class World:
                 self.timeline.trim(anchored)
             else:
                 self.timeline.apply(*anchored)
+                self.timeline.thin()
         here, there = (one.head.to_snapshot() for one in (self.timeline, before))
         self.check("recovery", here == there, here, there)
         self.check("recovery", self.timeline.to_state() == before.to_state())

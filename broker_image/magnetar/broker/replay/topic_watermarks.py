@@ -2,7 +2,8 @@
 
 Owns: the way of a timeline into a checkpoint and back, and its replay. Imports: watermarks, topics.
 Invariants: replaying what a checkpoint holds already changes nothing; a timeline is trimmed where
-the record that trims the topic lies, so live and in replay to the same snapshot.
+the record that trims the topic lies, so live and in replay to the same snapshot; in a checkpoint the
+last horizon is the base, those before it are bounds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from magnetar.errors import CorruptData
 from magnetar.topics.topic import Topic
+from magnetar.watermarks.bounds import Bound
 from magnetar.watermarks.codec import Decoder, encode
 from magnetar.watermarks.records import START, Snapshot
 from magnetar.watermarks.timeline import EMPTY, Anchored, Timeline, TimelineState
@@ -30,6 +32,8 @@ def controls_of(timeline: Timeline) -> Iterable[bytes]:
 
 
 def _encoded(state: TimelineState) -> Iterator[bytes]:
+    for anchor, least_ms in state.bounds:
+        yield from encode(Anchored(anchor, Snapshot(resting_ms=least_ms)), horizon=True)
     if state.base.anchor != START:
         yield from encode(state.base, horizon=True)
     for anchored in state.records:
@@ -41,14 +45,19 @@ class TopicWatermarks:
 
     def __init__(self, controls: Iterable[bytes] = ()) -> None:
         """Begins with what a checkpoint holds. Raises CorruptData."""
-        base, records, decoder = EMPTY.base, list[Anchored](), Decoder()
+        horizons, records, decoder = [EMPTY.base], list[Anchored](), Decoder()
         for control in controls:
             found = decoder.feed(control)
             if found is not None and found[1] and not records:
-                base = found[0]
+                horizons.append(found[0])
             elif found is not None:
                 records.append(found[0])
-        self.timeline = Timeline(TimelineState(base, tuple(records)))
+        bounds = tuple(
+            Bound(anchor, snapshot.resting_ms)
+            for anchor, snapshot in horizons[1:-1]
+            if isinstance(snapshot, Snapshot)
+        )
+        self.timeline = Timeline(TimelineState(horizons[-1], tuple(records), bounds))
         self._decoder = Decoder(midway=True)
 
     def apply(self, control: bytes) -> None:
