@@ -50,7 +50,7 @@ class Standing:
         self._blocks: dict[str, dict[TxnId, None]] = {}
         """Holds without a value, by producer."""
         self._blocking: dict[str, None] = {}
-        """Those of active producers."""
+        """Their producers that are active."""
         for txn, name, ms in snapshot.holds:
             if ms is None:
                 self._block(txn, name)
@@ -179,10 +179,18 @@ class Standing:
         """The last active ones count as they left, until another one asserts."""
         least = self._producers.least()
         for producer in producers:
+            if producer in self._blocking:
+                self._keep_blocks(producer)
             self._producers.remove(producer)
-            self._blocking.pop(producer, None)
         if least is not None and not self._producers:
             self._resting_ms = least[0]
+
+    def _keep_blocks(self, producer: str) -> None:
+        """It becomes idle while transactions of it are open in which it may have sent after it had
+        asserted something. No message is older than 0."""
+        del self._blocking[producer]
+        for txn in self._blocks.pop(producer):
+            self._holds.set((txn, producer), 0)
 
     def _hold(self, txn: TxnId, producer: str) -> None:
         if self.holds(txn, producer):

@@ -58,6 +58,11 @@ def a_hold_without_a_value_is_none(patch: Patch) -> None:
     patch.setattr(Standing, "_hold", only_with_a_value)
 
 
+def an_idle_producer_frees_its_transactions(patch: Patch) -> None:
+    """Those without a value, though it may have sent in them after it had asserted."""
+    patch.setattr(Standing, "_keep_blocks", lambda standing, name: standing._blocking.pop(name))
+
+
 def a_hold_follows_its_producer(patch: Patch) -> None:
     """The bound is what the producer has asserted since, not W0."""
 
@@ -285,6 +290,7 @@ BUGS: Mapping[str, tuple[Bug, ...]] = {
         a_lower_assertion_is_ignored,
     ),
     "exact": (
+        an_idle_producer_frees_its_transactions,
         all_idle_is_the_end_of_time,
         a_regress_is_delivered,
         stale_values_stay_in_the_heap,

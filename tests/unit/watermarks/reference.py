@@ -3,11 +3,12 @@
 Owns: `Reference`, which answers for any beginning ("cut") of a list of events by looking at all of
 them. Imports: records only: neither heaps nor folds. The rule in its plain form: a hold
 of (p0, W0) applies from the producer's first message in the transaction to the transaction's end;
-without a W0, while its producer is active.
+without a W0, while its producer is active, and as 0 once it has become idle.
 """
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 from magnetar.transactions.ids import TxnId
@@ -77,8 +78,16 @@ class Reference:
             ends = [k for k, one in enumerate(before) if self._ends(one, event.txn)]
             first = event not in before[(ends[-1] + 1 if ends else 0) :]
             if first and not any(self._ends(one, event.txn) for one in since):
-                found.append((event.producer, self.in_force(event.producer, at)))
+                found.append((event.producer, self._value(event.producer, at, cut)))
         return found
+
+    def _value(self, producer: str, at: int, cut: int) -> int | None:
+        """W0; 0 if there is none, and the producer has been active since and become idle."""
+        asserted = [self.in_force(producer, index) for index in range(at, cut + 1)]
+        left = any(
+            before is not None and after is None for before, after in itertools.pairwise(asserted)
+        )
+        return 0 if asserted[0] is None and left else asserted[0]
 
     def _exact(self, cut: int) -> int | None:
         """None: nothing to deliver."""

@@ -33,6 +33,12 @@ def test_long_histories_keep_every_promise() -> None:
         play(random_steps(seed))
 
 
+@pytest.mark.parametrize("seed", [4721, 4991, 5379])
+def test_histories_that_once_failed_keep_every_promise(seed: int) -> None:
+    """A producer sent in a transaction, asserted, sent again in it, and became idle."""
+    play(random_steps(seed))
+
+
 def test_histories_reach_what_they_are_about() -> None:
     """Watermarks are delivered, clamped, violated by producers that come late, and go back."""
     worlds = [play(random_steps(seed)) for seed in range(60)]
