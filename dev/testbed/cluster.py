@@ -261,7 +261,8 @@ class Cluster:
         return next(
             row
             for row in status["bundles"]
-            if BundleName.parse(row["bundle"]).contains(TopicName.parse(topic))
+            if row["state"] != "Deleted"  # split; the record stays for a while
+            and BundleName.parse(row["bundle"]).contains(TopicName.parse(topic))
         )
 
     def owned_by(self, name: str) -> list[str]:

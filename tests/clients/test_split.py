@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dev.testbed.cluster import MOVED, UNAVAILABLE, Cluster, request, wait_for
-from magnetar.names import BundleName, NamespaceName, TopicName, bundle_of
+from dev.testbed.cluster import Cluster, request, wait_for
 from tests.clients.load import PENDING_MAX, Load
+from tests.clients.splits import PATH, boundaries, bundle_with, split
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]
 
-NAMESPACE = NamespaceName("public", "default")
-PATH = "/admin/v2/namespaces/public/default"
 TOPICS = 12
-GONE = 404
-"""How a range is answered that is not a bundle."""
 CLOSED = "Broker notification of Closed"
 """What the client logs when the broker sends it away."""
 
@@ -36,40 +32,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield found
     finally:
         found.stop()
-
-
-def boundaries(cluster: Cluster) -> list[int]:
-    """As a broker tells them that has split nothing itself, perhaps."""
-    status, body = request("GET", f"{cluster.brokers[cluster.entry].http_url}{PATH}/bundles")
-    assert status == 200, (status, body)
-    assert body["numBundles"] == len(body["boundaries"]) - 1
-    return [int(boundary, 16) for boundary in body["boundaries"]]
-
-
-def bundle_with(cluster: Cluster, topic: str) -> BundleName:
-    return bundle_of(NAMESPACE, boundaries(cluster), TopicName.parse(topic).hash)
-
-
-def split(cluster: Cluster, topic: str, query: str = "") -> BundleName:
-    """Split the bundle of a topic at its owner; the bundle that was split."""
-    bundle, count = bundle_with(cluster, topic), len(boundaries(cluster))
-    accepted = {204, MOVED, UNAVAILABLE}
-
-    def done() -> bool:
-        owner = cluster.brokers[cluster.owner(topic)]
-        status, body = request("PUT", f"{owner.http_url}{PATH}/{bundle.range}/split{query}")
-        assert status in accepted, (status, body)
-        if status == UNAVAILABLE:
-            # it may have been carried out all the same: then there is no such bundle any more
-            accepted.add(GONE)
-        return status in (204, GONE)
-
-    wait_for(f"{bundle} is split", done)
-    wait_for(
-        f"{cluster.entry} knows that {bundle} is split",
-        lambda: len(boundaries(cluster)) == count + 1,
-    )
-    return bundle
 
 
 def wait_for_traffic(load: Load) -> None:
