@@ -66,8 +66,10 @@ class Watermarks:
             self._combination.add(topic)
 
     def remove(self, topic: str) -> None:
-        """A partition has ended, and was read to its end."""
-        if self._partitions.pop(topic, None) is not None:
+        """A partition has ended, and was read to its end. The last one stays: its owner sends the
+        last watermark once the last acknowledgement is durable."""
+        if topic in self._partitions and len(self._partitions) > 1:
+            del self._partitions[topic]
             self._apply(self._combination.remove(topic))
 
     def receive(self, topic: str, event_ms: int | None, generation: tuple[int, int]) -> None:

@@ -109,6 +109,17 @@ async def test_it_is_the_least_of_the_partitions() -> None:
     assert watermarks.last_ms == 9
 
 
+async def test_the_last_watermark_comes_behind_the_end_of_the_topic() -> None:
+    """Of its only partition, or of the last one that ends."""
+    inbox, watermarks, seen = await inbox_of("a", "b")
+    inbox.put_watermark("a", 5, FIRST)
+    inbox.put_watermark("b", 9, FIRST)
+    watermarks.remove("b")
+    watermarks.remove("a")
+    inbox.put_watermark("a", 20, FIRST)
+    assert seen == [Watermark(5), Watermark(20)]
+
+
 async def test_it_goes_back_with_another_generation_only() -> None:
     """Within one a lower value is an echo; slow receivers see that there was a reset."""
     inbox, watermarks, seen = await inbox_of("a")

@@ -311,7 +311,7 @@ class SubscriptionHost:
         removed = ((request.first, found.first),) if found.first > request.first else ()
         # Messages that compaction removed from a batch are marked in its ack set, which every
         # client obeys.
-        self.core.acknowledge(None, removed, found.partial)
+        self._acknowledged(self.core.acknowledge(None, removed, found.partial), None)
         if not found.entries:
             return True
         if self._next_read(len(found.entries)) is None:
