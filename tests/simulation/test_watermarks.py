@@ -14,6 +14,8 @@ SEEDS = SeedRange("watermarks:counted", 300, chunk=50)
 
 SEEKING = SeedRange("watermarks:seeking", 100, chunk=50)
 
+RESTING = SeedRange("watermarks:resting", 100, chunk=50)
+
 HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written
     "message Exclusive": 60,
@@ -57,6 +59,21 @@ def test_a_seek_back_resets_before_anything_older(first: int) -> None:
 @pytest.mark.timeout(600)
 def test_seeks_were_met_often() -> None:
     SEEKING.check_happened({"sought Exclusive": 0.5, "reset Exclusive": 0.3})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", RESTING.firsts)
+def test_what_an_idle_producer_has_sent_is_not_late(first: int) -> None:
+    """The decision lies in the log behind its messages: a subscription that is behind waits for
+    them."""
+    RESTING.check_passed(first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rests_were_met_often() -> None:
+    RESTING.check_happened({"rested Shared": 1, "watermark Shared": 5})
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ so (`none`: unpatched, the control). Imports: the scenario, the patched parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -96,6 +96,29 @@ def an_assertion_overtakes_what_was_sent(patch: Patch) -> None:
     patch.setattr(PartitionProducer, "settle", at_once)
 
 
+def idle_is_decided_on_read(patch: Patch) -> None:
+    """Where a watermark is read, who has been silent for the timeout does not count; the log does
+    not say so. A subscription that is behind gets his messages later than the watermark."""
+    advance = Followed.advance
+
+    def forgetful(found: Followed, durable_to: Place | None = None) -> bool:
+        marks = found.subscription.topic.watermarks
+        assert isinstance(marks, ServedWatermarks)
+        policy = marks._idle
+        since_ms = marks._now_ms - policy.timeout_ms if policy.timeout_ms else -1
+        silent = [name for name, at_ms in policy._seen_ms.items() if at_ms <= since_ms]
+        found.generator._standing._leave(silent)
+        return advance(found, durable_to)
+
+    def unwritten(marks: ServedWatermarks, due: Iterable[str]) -> None:
+        for producer in due:  # it stays silent until it asserts again
+            marks._idle._seen_ms[producer] = -(1 << 60)
+        marks._advance()
+
+    patch.setattr(Followed, "advance", forgetful)
+    patch.setattr(ServedWatermarks, "_mark_idle", unwritten)
+
+
 BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
@@ -106,6 +129,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         checkpoint_without_watermarks,
         assertions_are_not_replayed,
         an_assertion_overtakes_what_was_sent,
+        idle_is_decided_on_read,
     )
 }
 
@@ -118,8 +142,13 @@ BY_CRASHES = (
 """Bugs that show where much is broken off; the others show as soon with the usual faults."""
 
 
+BY_RESTS = "idle_is_decided_on_read"
+
+
 def run(bug: str, seed: int) -> dict[str, int]:
     """The scenario of watermarks on a cluster with this bug; raises if it is noticed."""
     with planting(BUGS, bug):
+        if bug == BY_RESTS:
+            return watermarks.resting(seed)
         faults = FAULTS if bug in BY_CRASHES else watermarks.FAULTS
         return dict(watermarks.run_counted(seed, faults)[1].counts)

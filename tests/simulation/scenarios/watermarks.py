@@ -24,6 +24,7 @@ from tests.simulation.scenarios.tracer_clients import client_of
 from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Evidence
 from tests.simulation.scenarios.transactions import END_S, FAULTS, INQUIRE_S, READ_BACK_S, TROUBLE_S
 from tests.simulation.scenarios.watermark_clients import (
+    IDLE_S,
     PRODUCERS,
     Marked,
     produce_in_transactions,
@@ -40,6 +41,10 @@ NAMESPACES = {
     "short": {"watermarks": POLICY},
 }
 BUNDLES = 2
+RESTING = Faults.none().but(
+    crash_every_s=4.0, append_crash_probability=0.006, down_s=(0.1, 0.5), reset_every_s=4.0
+)
+"""A producer that is cut off for as long as one that rests would be late, and not know it."""
 
 
 def run(seed: int, faults: Faults | None = None) -> History:
@@ -57,18 +62,24 @@ def seeking(seed: int) -> dict[str, int]:
     return dict(run_counted(seed, seeks=True)[1].counts)
 
 
+def resting(seed: int) -> dict[str, int]:
+    """As `counted`; producers of the trimmed topic rest until they count as idle."""
+    return dict(run_counted(seed, RESTING, rests=True)[1].counts)
+
+
 def run_counted(
-    seed: int, faults: Faults | None = None, *, seeks: bool = False
+    seed: int, faults: Faults | None = None, *, seeks: bool = False, rests: bool = False
 ) -> tuple[History, Evidence]:
     """As `run`, with what the run went through."""
     history = History()
     marked = [
         Marked(KEPT, "Exclusive", seeks=seeks),
-        Marked(TRIMMED, "Shared"),
+        Marked(TRIMMED, "Shared", rests=rests),
         Marked(MIXED, "Failover"),
     ]
     with CoordinatorCluster(seed, history, faults or FAULTS, txn_inquire_s=INQUIRE_S) as cluster:
-        cluster.make_namespaces(NAMESPACES, BUNDLES)
+        idle = {"short": {"watermarks": {**POLICY, "idleTimeout": IDLE_S}}} if rests else {}
+        cluster.make_namespaces({**NAMESPACES, **idle}, BUNDLES)
         cluster.topics += [KEPT, TRIMMED, MIXED]
         history.trimmed.add(TRIMMED)
         cluster.start_all()
@@ -91,6 +102,7 @@ def run_counted(
         evidence.counts[f"reset {kind}"] = found.resets
         evidence.counts[f"committed {kind}"] = found.committed
         evidence.counts[f"sought {kind}"] = found.sought
+        evidence.counts[f"rested {kind}"] = found.rested
     return history, evidence
 
 
