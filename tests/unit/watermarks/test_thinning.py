@@ -62,6 +62,18 @@ def test_the_newer_records_stay() -> None:
     assert timeline.head.exact_ms == MOST
 
 
+def test_as_many_go_as_the_snapshot_has_elements() -> None:
+    """So a snapshot costs O(1) a record; half of them at most."""
+    timeline, gone = Timeline(), list[int]()
+    for entry in range(3 * MOST):
+        name, first = f"p{entry % (THINNED + 2)}", timeline.first
+        timeline.apply(*timeline.queue((1, entry), Assertion(name, entry)))
+        if timeline.thin():
+            gone.append(timeline.first - first)
+    assert gone[:2] == [THINNED, THINNED], "by then not all have asserted"
+    assert {*gone[2:]} == {THINNED + 2}
+
+
 def test_a_subscription_further_behind_has_the_least_of_the_stretch() -> None:
     """It advances from stretch to stretch, and has what stands there once it has caught up."""
     timeline = Timeline()
