@@ -1,16 +1,21 @@
 """Where a topic is: partitions, bundle, owner.
 
-Owns: a job's questions to the metadata store and its one request to a broker (roll the log).
-Imports: errors, names, metadata, json_http. Invariants: the map from topic to bundle is the
+Owns: a job's questions to the metadata store, its one request to a broker (roll the log) and the
+wait until files have what was rolled. Imports: errors, names, metadata, json_http. Invariants: the map from topic to bundle is the
 brokers' own (`names.bundle_of` over the namespace's boundaries); a roll that was answered covers
 everything that was acknowledged before the request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 from urllib.parse import quote
+
+import structlog
 
 from magnetar.errors import (
     InvalidRequest,
@@ -26,7 +31,15 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import BundleName, TopicName, bundle_of
 
+log = structlog.get_logger(__name__)
+
 ROLL_TIMEOUT_S = 60.0
+ROLL_ATTEMPTS_MAX = 5
+ROLL_RETRY_S = 1.0
+PLAN_ATTEMPTS_MAX = 10
+PLAN_RETRY_S = 3.0
+"""Brokers rewrite what transactions have published within `maintenance_s` (10 s) of a roll; a
+session takes about as long to begin."""
 TRY_AGAIN = (408, 429)
 """Refusals of the 4xx kind that speak of the moment, not of the request."""
 
@@ -115,3 +128,67 @@ def _refusal(answer: Answer, url: str, topic: TopicName) -> MagnetarError:
     if 400 <= answer.status < 500 and answer.status not in TRY_AGAIN:
         return InvalidRequest(f"{refused} (--no-roll compacts what is sealed already)")
     return ServiceNotReady(refused)
+
+
+def shown(position: tuple[int, int]) -> str:
+    """A position as Pulsar's tools write it: ledger:entry."""
+    return f"{position[0]}:{position[1]}"
+
+
+async def roll_owner(
+    store: MetadataStore, topic: TopicName, broker_url: str = ""
+) -> tuple[int, int]:
+    """Have everything acknowledged so far put into sealed files; its last position. An unowned
+    bundle has nothing else. Raises as `roll_log`."""
+    for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
+        owner = await owner_of(store, await bundle_of_topic(store, topic))
+        if owner is None:
+            return EARLIEST.ledger, EARLIEST.entry
+        try:
+            position = await asyncio.to_thread(roll_log, broker_url or owner.http_url, topic)
+            log.info(
+                "job.rolled",
+                topic=str(topic),
+                position=shown((position.ledger, position.entry)),
+            )
+            return position.ledger, position.entry
+        except ServiceNotReady as error:
+            if attempt == ROLL_ATTEMPTS_MAX:
+                raise
+            log.warning("job.roll_failed", topic=str(topic), attempt=attempt, error=str(error))
+            await asyncio.sleep(ROLL_RETRY_S * attempt)
+    raise AssertionError("the loop returns or raises")
+
+
+class Reaching(Protocol):
+    """A plan of what sealed files hold of a topic."""
+
+    @property
+    def complete(self) -> tuple[int, int] | None: ...
+    def reaches(self, position: tuple[int, int]) -> bool: ...
+
+
+P = TypeVar("P", bound=Reaching)
+
+
+async def until_reached(
+    plan: Callable[[], Awaitable[P]], topic: TopicName, rolled: tuple[int, int]
+) -> P:
+    """The first plan that reaches `rolled`; if that takes the broker too long, the last one. Raises
+    what `plan` raises, ServiceNotReady the last time only."""
+    for attempt in range(1, PLAN_ATTEMPTS_MAX + 1):
+        last = attempt == PLAN_ATTEMPTS_MAX
+        try:
+            found = await plan()
+        except ServiceNotReady as error:
+            if last:
+                raise
+            reason = str(error)
+        else:
+            if found.reaches(rolled) or last:
+                return found
+            assert found.complete is not None
+            reason = f"complete up to {shown(found.complete)} of {shown(rolled)}"
+        log.info("job.waits", topic=str(topic), attempt=attempt, reason=reason)
+        await asyncio.sleep(PLAN_RETRY_S)
+    raise AssertionError("the loop returns or raises")

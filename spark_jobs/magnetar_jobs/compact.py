@@ -15,8 +15,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,22 +28,22 @@ from magnetar.errors import (
     InvalidRequest,
     InvalidTopicName,
     MagnetarError,
-    ServiceNotReady,
     TopicNotFound,
 )
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
-from magnetar.storage.volumes.opening import is_directory
-from magnetar.storage.volumes.posix import PosixVolume
-from magnetar_jobs.cluster import bundle_of_topic, owner_of, partitions_of, roll_log
+from magnetar.storage.volumes.opening import check_location, volume_at
+from magnetar.storage.volumes.volume import Volume
+from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, shown, until_reached
 from magnetar_jobs.commit import Committer, Conflict
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
 from magnetar_jobs.inputs import BEFORE_ALL, Position
 from magnetar_jobs.planning import CompactionPlan, plan_topic
-from magnetar_jobs.remote_store import TOKEN_FILE, RemoteStore
+from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.run_record import RunRecord
 from magnetar_jobs.session import JavaMissing, SessionSettings, spark_session
 from magnetar_jobs.source import register_source
+from magnetar_jobs.store_places import StorePlace, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,12 +52,6 @@ log = structlog.get_logger(__name__)
 
 KIND = "compaction"
 ATTEMPTS_MAX = 3
-ROLL_ATTEMPTS_MAX = 5
-ROLL_RETRY_S = 1.0
-PLAN_ATTEMPTS_MAX = 10
-PLAN_RETRY_S = 3.0
-"""Brokers rewrite what transactions have published within `maintenance_s` (10 s) of a roll; a
-session takes about as long to begin."""
 SUCCEEDED, FAILED, UNUSABLE = 0, 1, 2
 TERMINATION_LOG = Path("/dev/termination-log")
 LAST_WORDS_MAX = 1000
@@ -107,8 +100,8 @@ class Compactor:
     """Everything a run works with. `tasks_volume` is where Spark's tasks find the volume."""
 
     store: MetadataStore
-    volume: PosixVolume
-    tasks_volume: Path
+    volume: Volume
+    tasks_volume: str | Path
     committer: Committer
     session: SparkSession
     options: CompactionOptions
@@ -171,72 +164,29 @@ class Compactor:
 
 
 async def plan_up_to(
-    store: MetadataStore, volume: PosixVolume, topic: TopicName, rolled: Position
+    store: MetadataStore, volume: Volume, topic: TopicName, rolled: Position
 ) -> CompactionPlan:
     """A plan of everything up to `rolled`; if that takes the broker too long, of what can be seen
     by then.
 
     Raises ServiceNotReady if nothing can, and what `plan_topic` raises.
     """
-    for attempt in range(1, PLAN_ATTEMPTS_MAX + 1):
-        last = attempt == PLAN_ATTEMPTS_MAX
-        try:
-            plan = await plan_topic(store, volume, await bundle_of_topic(store, topic), topic)
-        except ServiceNotReady as error:
-            if last:
-                raise
-            reason = str(error)
-        else:
-            if plan.reaches(rolled) or last:
-                return plan
-            assert plan.complete is not None
-            reason = f"complete up to {shown(plan.complete)} of {shown(rolled)}"
-        log.info("compaction.waits", topic=str(topic), attempt=attempt, reason=reason)
-        await asyncio.sleep(PLAN_RETRY_S)
-    raise AssertionError("the loop returns or raises")
 
+    async def plan() -> CompactionPlan:
+        return await plan_topic(store, volume, await bundle_of_topic(store, topic), topic)
 
-def shown(position: tuple[int, int]) -> str:
-    """A position as Pulsar's tools write it: ledger:entry."""
-    return f"{position[0]}:{position[1]}"
-
-
-async def roll_owner(store: MetadataStore, topic: TopicName, broker_url: str = "") -> Position:
-    """Have everything acknowledged so far put into sealed files; its last position. An unowned
-    bundle has nothing else. Raises as `roll_log`."""
-    for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
-        owner = await owner_of(store, await bundle_of_topic(store, topic))
-        if owner is None:
-            return BEFORE_ALL
-        try:
-            position = await asyncio.to_thread(roll_log, broker_url or owner.http_url, topic)
-            log.info(
-                "compaction.rolled",
-                topic=str(topic),
-                position=shown((position.ledger, position.entry)),
-            )
-            return position.ledger, position.entry
-        except ServiceNotReady as error:
-            if attempt == ROLL_ATTEMPTS_MAX:
-                raise
-            log.warning(
-                "compaction.roll_failed", topic=str(topic), attempt=attempt, error=str(error)
-            )
-            await asyncio.sleep(ROLL_RETRY_S * attempt)
-    raise AssertionError("the loop returns or raises")
+    return await until_reached(plan, topic, rolled)
 
 
 # --- command line ---------------------------------------------------------------------------------
 
 
-def _directory(location: str) -> Path:
-    """A volume that is a directory: Spark's tasks read its files by path."""
-    if not is_directory(location):
-        raise argparse.ArgumentTypeError(
-            f"{location!r}: jobs read volumes that are directories; one on s3:// or link:// is not "
-            "supported yet"
-        )
-    return Path(location)
+def _location(location: str) -> str:
+    try:
+        check_location(location)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return location
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -261,9 +211,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--broker-url",
         help="http://127.0.0.1:8080 of a standalone broker, which then commits for this job",
     )
-    parser.add_argument(
-        "--volume", required=True, type=_directory, help="root of the cluster's volume"
-    )
+    parser.add_argument("--volume", required=True, type=_location, help="the cluster's storage")
     parser.add_argument(
         "--job", required=True, help="name of the job; with --run the key of its record"
     )
@@ -305,38 +253,12 @@ def session_settings(options: argparse.Namespace) -> SessionSettings:
     )
 
 
-@asynccontextmanager
-async def open_store(options: argparse.Namespace, clock: Clock) -> AsyncIterator[MetadataStore]:
-    """The store a command line names. Raises InvalidRequest, StoreError."""
-    store: MetadataStore
-    if options.broker_url:
-        store = RemoteStore(options.broker_url, os.environ.get(TOKEN_FILE, ""))
-    else:
-        scheme, _, place = options.store.partition("://")
-        if scheme == "etcd" and place:
-            from magnetar.metadata.backends.etcd import EtcdStore
-
-            store = EtcdStore.at(options.store, options.store_tls, clock)
-        elif scheme == "embedded" and place:
-            from magnetar.metadata.backends.embedded import EmbeddedStore
-
-            store = await EmbeddedStore.open(Path(place), clock)
-        else:
-            raise InvalidRequest(
-                f"store: {options.store!r} is not valid; write etcd://host:port or "
-                "embedded://directory"
-            )
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
 async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """One run, recorded. Raises MagnetarError for what the record cannot hold (store
     unreachable, arguments unusable)."""
     clock, topic = SystemClock(), TopicName.parse(options.topic)
-    async with open_store(options, clock) as store:
+    place = StorePlace(options.store or "", options.store_tls, options.broker_url or "")
+    async with open_store(place, clock, os.environ.get(TOKEN_FILE, "")) as store:
         record = RunRecord(store, clock, KIND, options.job, options.run)
         done = await record.begin()
         if done is not None:
@@ -369,7 +291,7 @@ async def _compact_all(
     if not options.no_roll:
         for partition in topics:
             rolled[partition] = await roll_owner(store, partition, options.broker_url or "")
-    volume = PosixVolume(options.volume)
+    volume = volume_at(options.volume, clock)
     result = Result()
     settings = session_settings(options)
     try:

@@ -67,7 +67,7 @@ class Written:
 
 def compact_plan(
     session: SparkSession,
-    volume: Path,
+    volume: str | Path,
     plan: CompactionPlan,
     options: CompactionOptions,
     intent: str,
@@ -129,7 +129,7 @@ def deal(
 
 def _write(
     session: SparkSession,
-    volume: Path,
+    volume: str | Path,
     plan: CompactionPlan,
     kept: DataFrame,
     tasks: dict[int, int],

@@ -1,7 +1,7 @@
 """Synchronous reading and writing of a volume, for Spark's tasks.
 
-Owns: `VolumeFiles`, which drives a `PosixVolume` from code without an event loop. Imports: asyncio,
-storage. Invariant: one event loop per task, ended with it; the volume's promises (durable on
+Owns: `VolumeFiles`, which drives a volume of any kind from code without an event loop. Imports:
+asyncio, clock, storage. Invariant: one event loop per task, ended with it; the volume's promises (durable on
 return, errors typed) are passed through unchanged.
 """
 
@@ -12,14 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from magnetar.storage.volumes.posix import PosixVolume
+from magnetar.clock import SystemClock
+from magnetar.storage.volumes.opening import volume_at
 
 
 class VolumeFiles:
     """A volume for the length of a `with` block."""
 
-    def __init__(self, root: Path) -> None:
-        self._volume = PosixVolume(root)
+    def __init__(self, location: str | Path) -> None:
+        """`location`: a directory, or as `volumes.opening` spells others."""
+        self._volume = volume_at(str(location), SystemClock())
         # Not asyncio.Runner: its handling of SIGINT formats the finished task, result included, on
         # every call: 7 ms per MiB read.
         self._loop = asyncio.new_event_loop()

@@ -42,6 +42,7 @@ Span = tuple[Position, Position]
 
 SEGMENT, LOG = "segment", "log"
 BEFORE_ALL: Position = (-1, -1)
+UNBOUNDED: Position = (HIGHEST, HIGHEST)
 GROUP_BYTES_MAX = 64 << 20
 WINDOW_BYTES_MAX = 4 << 20
 """Bytes of a log file that are read at once."""
@@ -54,7 +55,7 @@ class Piece:
     """Part of one file that holds entries of one topic: blocks [start, stop) of a segment, or runs
     [start, stop) of a log file's index.
 
-    Only positions after `after` and outside of `covered` count. `first` and `last` are the first
+    Only positions after `after`, up to `until` and outside of `covered` count. `first` and `last` are the first
     and last of them; `rows` and `bytes` are upper bounds. `length` is a segment's, which begins at
     `base` of its object; `epochs` (none given = all) and `to_offset` say which runs of a log file
     are valid.
@@ -74,6 +75,14 @@ class Piece:
     epochs: tuple[int, ...] = ()
     to_offset: int = HIGHEST
     base: int = 0
+    until: Position = UNBOUNDED
+
+    @property
+    def excluded(self) -> tuple[Span, ...]:
+        """What does not count of the positions after `after`."""
+        if self.until == UNBOUNDED:
+            return self.covered
+        return (*self.covered, ((self.until[0], self.until[1] + 1), UNBOUNDED))
 
     def valid(self, run: Run) -> bool:
         """Whether a run belongs to this bundle's history."""
@@ -137,7 +146,7 @@ def decode_plan(text: str) -> tuple[Group, ...]:
 
 
 def _piece(body: dict[str, Any]) -> Piece:
-    for name in ("first", "last", "after", "epochs"):
+    for name in ("first", "last", "after", "until", "epochs"):
         body[name] = tuple(body[name])
     body["covered"] = tuple((tuple(low), tuple(high)) for low, high in body["covered"])
     return Piece(**body)
@@ -167,7 +176,7 @@ def surviving_slices(run: Run, after: Position, covered: Iterable[Span]) -> list
 
 
 def read_group(
-    volume: Path, topic: str, group: Group, bounds: Bounds, *, metadata: bool = True
+    volume: str | Path, topic: str, group: Group, bounds: Bounds, *, metadata: bool = True
 ) -> Iterator[Rows]:
     """The rows of a group. `metadata` False leaves key, event and publish time of level-0 entries
     unset, which are in their bytes only.
@@ -176,7 +185,7 @@ def read_group(
     """
     with VolumeFiles(volume) as files:
         for piece in group.pieces:
-            if not bounds.admits("ledger", piece.first[0], piece.last[0]):
+            if not bounds.admits_span(piece.first, piece.last):
                 continue
             reading = (
                 _read_segment(files, piece, bounds)
@@ -193,13 +202,12 @@ def read_group(
 
 def _admitted(bounds: Bounds, entry: BlockEntry) -> bool:
     return (
-        bounds.admits("ledger", entry.first_ledger, entry.last_ledger)
-        and (
-            entry.first_ledger != entry.last_ledger
-            or bounds.admits("entry", entry.first_entry, entry.last_entry)
+        bounds.admits_span(
+            (entry.first_ledger, entry.first_entry), (entry.last_ledger, entry.last_entry)
         )
         and bounds.admits("event_time", entry.event_time_min, entry.event_time_max)
         and bounds.admits("publish_time", entry.publish_time_min, entry.publish_time_max)
+        and bounds.admits("append_time", entry.append_time_min, entry.append_time_max)
     )
 
 
@@ -211,6 +219,8 @@ def _read_segment(files: VolumeFiles, piece: Piece, bounds: Bounds) -> Iterator[
         entry = reader.footer.blocks[number]
         if (entry.last_ledger, entry.last_entry) <= piece.after or not _admitted(bounds, entry):
             continue
+        if (entry.first_ledger, entry.first_entry) > piece.until:
+            break
         entry = entry._replace(offset=piece.base + entry.offset)
         block = Block.decode(files.read(piece.object, entry.offset, entry.length), piece.object)
         first = (
@@ -218,13 +228,18 @@ def _read_segment(files: VolumeFiles, piece: Piece, bounds: Bounds) -> Iterator[
             if piece.after > BEFORE_ALL
             else 0
         )
-        yield _rows_of_block(piece.object, entry, block, first)
+        end = (
+            block.row_at_or_after(piece.until[0], piece.until[1] + 1)
+            if piece.until < UNBOUNDED
+            else block.count
+        )
+        yield _rows_of_block(piece.object, entry, block, first, end)
 
 
-def _rows_of_block(name: str, entry: BlockEntry, block: Block, first: int) -> Rows:
-    """The block's rows from `first` on; every array is a view of the bytes that were read."""
-    flags = np.asarray(block.flags)[first:]
-    key_offsets = np.asarray(block.key_offsets)[first:]
+def _rows_of_block(name: str, entry: BlockEntry, block: Block, first: int, end: int) -> Rows:
+    """The block's rows [first, end); every array is a view of the bytes that were read."""
+    flags = np.asarray(block.flags)[first:end]
+    key_offsets = np.asarray(block.key_offsets)[first : end + 1]
     validity = np.packbits((flags & HAS_KEY).astype(np.bool_), bitorder="little").tobytes()
     keys = pa.Array.from_buffers(
         pa.binary(),
@@ -234,14 +249,14 @@ def _rows_of_block(name: str, entry: BlockEntry, block: Block, first: int) -> Ro
     return Rows(
         object=name,
         start=entry.offset + entry.length - len(block.payloads) - (-len(block.payloads) % 8),
-        ledgers=np.asarray(block.ledgers)[first:],
-        entries=np.asarray(block.entries)[first:],
-        publish_times=np.asarray(block.publish_times)[first:],
-        event_times=np.asarray(block.event_times)[first:],
-        append_times=np.asarray(block.append_times)[first:],
-        message_counts=np.asarray(block.message_counts)[first:],
+        ledgers=np.asarray(block.ledgers)[first:end],
+        entries=np.asarray(block.entries)[first:end],
+        publish_times=np.asarray(block.publish_times)[first:end],
+        event_times=np.asarray(block.event_times)[first:end],
+        append_times=np.asarray(block.append_times)[first:end],
+        message_counts=np.asarray(block.message_counts)[first:end],
         flags=flags,
-        offsets=np.asarray(block.payload_offsets)[first:],
+        offsets=np.asarray(block.payload_offsets)[first : end + 1],
         payload=block.payloads,
         keys=keys,
         plain=(flags & IS_DECIDED).astype(np.bool_),
@@ -257,7 +272,8 @@ def _read_log(files: VolumeFiles, topic: str, piece: Piece, bounds: Bounds) -> I
         for run in runs
         if bounds.admits("ledger", run.ledger, run.ledger)
         and bounds.admits("entry", run.first_entry, run.last_entry)
-        for begin, end in surviving_slices(run, piece.after, piece.covered)
+        and bounds.admits("append_time", run.append_ms, run.append_ms)
+        for begin, end in surviving_slices(run, piece.after, piece.excluded)
     ]
     pending: list[Rows] = []
     for window in _windows(parts):

@@ -44,6 +44,7 @@ from magnetar_jobs.inputs import (
     GROUP_BYTES_MAX,
     LOG,
     SEGMENT,
+    UNBOUNDED,
     Group,
     Piece,
     Position,
@@ -55,7 +56,6 @@ from magnetar_jobs.orders import ROWS_MAX
 
 ATTEMPTS_MAX = 3
 """Splits that a manifest may refer back through."""
-UNBOUNDED: Position = (HIGHEST, HIGHEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ async def plan_topic(
 async def _plan_once(
     store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName, group_bytes_max: int
 ) -> CompactionPlan:
-    holdings = await _holdings(store, volume, bundle, topic)
+    holdings = await holdings_of(store, volume, bundle, topic)
     own = holdings.manifest
     compacted = holdings.compacted
     previous = compacted.horizon if compacted is not None else BEFORE_ALL
@@ -169,11 +169,9 @@ async def _plan_once(
         for segment in (compacted.segments if compacted else ())
         for piece in segment_pieces(segment, BEFORE_ALL)
     ]
-    logs = await _indexes(volume, holdings)
-    complete = _complete(holdings, logs, str(topic))
-    until, covered = UNBOUNDED, spans_of(holdings.level1)
-    if complete is not None:
-        until, covered = complete, (*covered, ((complete[0], complete[1] + 1), UNBOUNDED))
+    logs = await indexes_of(volume, holdings)
+    complete = complete_position(holdings, logs, str(topic))
+    until, covered = complete or UNBOUNDED, spans_of(holdings.level1)
     tail = [
         piece
         for found in holdings.level1
@@ -181,7 +179,8 @@ async def _plan_once(
         for piece in segment_pieces(found, after)
     ]
     for source, index in logs:
-        tail += log_pieces(_template(source, after, covered), index, str(topic), group_bytes_max)
+        template = log_template(source, after, covered, until)
+        tail += log_pieces(template, index, str(topic), group_bytes_max)
     horizon = max((piece.last for piece in tail), default=previous)
     inputs = {piece.object for piece in (*pieces, *tail)}
     listed = own.topic(str(topic))
@@ -208,7 +207,7 @@ async def _plan_once(
     )
 
 
-async def _holdings(
+async def holdings_of(
     store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName
 ) -> Holdings:
     """Read the record and then the manifest, and look which files of the chain are sealed.
@@ -294,8 +293,11 @@ def spans_of(segments: Iterable[SegmentReference]) -> tuple[Span, ...]:
     )
 
 
-def segment_pieces(segment: SegmentReference, after: Position) -> list[Piece]:
-    """A whole segment as one piece: segments are written no larger than a group is read."""
+def segment_pieces(
+    segment: SegmentReference, after: Position, until: Position = UNBOUNDED
+) -> list[Piece]:
+    """What a segment holds of the positions after `after` up to `until`, as one piece: segments
+    are written no larger than a group is read."""
     return [
         Piece(
             SEGMENT,
@@ -303,17 +305,18 @@ def segment_pieces(segment: SegmentReference, after: Position) -> list[Piece]:
             0,
             HIGHEST,
             max(segment.first, (after[0], after[1] + 1)) if after > BEFORE_ALL else segment.first,
-            segment.last,
+            min(segment.last, until),
             segment.entries,
             segment.bytes,
             length=segment.length,
             base=segment.offset,
             after=after,
+            until=until,
         )
     ]
 
 
-async def _indexes(volume: Volume, holdings: Holdings) -> list[tuple[LogSource, LevelZeroIndex]]:
+async def indexes_of(volume: Volume, holdings: Holdings) -> list[tuple[LogSource, LevelZeroIndex]]:
     """The log files with their indexes. Raises FileNotFoundError if one of them is gone: to pass
     it over would leave a gap."""
     return [
@@ -322,7 +325,7 @@ async def _indexes(volume: Volume, holdings: Holdings) -> list[tuple[LogSource, 
     ]
 
 
-def _complete(
+def complete_position(
     holdings: Holdings, logs: Iterable[tuple[LogSource, LevelZeroIndex]], topic: str
 ) -> Position | None:
     """The last position up to which a job finds every entry, if transactions may have published
@@ -333,7 +336,7 @@ def _complete(
     pending = [
         source
         for source, index in logs
-        if any(map(_template(source).valid, index.runs(sidecar_of(topic))))
+        if any(map(log_template(source).valid, index.runs(sidecar_of(topic))))
     ]
     if not pending:
         return None
@@ -354,8 +357,11 @@ def _complete(
     return min((holdings.complete, *((ledger, entry - 1) for ledger, entry in crossing)))
 
 
-def _template(
-    source: LogSource, after: Position = BEFORE_ALL, covered: tuple[Span, ...] = ()
+def log_template(
+    source: LogSource,
+    after: Position = BEFORE_ALL,
+    covered: tuple[Span, ...] = (),
+    until: Position = UNBOUNDED,
 ) -> Piece:
     """A piece of a log file, but for what is in it."""
     return Piece(
@@ -371,6 +377,7 @@ def _template(
         covered=covered,
         epochs=source.epochs,
         to_offset=source.to_offset,
+        until=until,
     )
 
 
@@ -388,7 +395,7 @@ def log_pieces(template: Piece, index: LevelZeroIndex, topic: str, bytes_max: in
 
     for number, run in enumerate(index.runs(topic)):
         slices = (
-            surviving_slices(run, template.after, template.covered) if template.valid(run) else []
+            surviving_slices(run, template.after, template.excluded) if template.valid(run) else []
         )
         if not slices:
             continue

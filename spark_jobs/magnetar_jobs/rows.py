@@ -39,6 +39,19 @@ MESSAGES_PER_BATCH_MAX = 20_000
 """Rows of an Arrow batch of messages: bounds memory where batches of messages unfold."""
 
 
+_BY_ROW = (
+    "ledgers",
+    "entries",
+    "publish_times",
+    "event_times",
+    "append_times",
+    "message_counts",
+    "flags",
+    "plain",
+    "empty",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Consecutive entries of one topic, in position order.
@@ -71,6 +84,24 @@ class Rows:
 
     def entry_bytes(self, row: int) -> memoryview:
         return self.payload[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def where(self, wanted: np.ndarray[Any, np.dtype[np.bool_]]) -> Rows:
+        """Those rows, their bytes copied together; the same object if all are wanted."""
+        if wanted.all():
+            return self
+        chosen = np.flatnonzero(wanted)
+        parts = [self.entry_bytes(row) for row in chosen.tolist()]
+        places = self.places if self.places is not None else self.offsets[:-1] + self.start
+        lengths = np.diff(self.offsets)[chosen]
+        return replace(
+            self,
+            start=-1,
+            offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+            payload=memoryview(b"".join(parts)),
+            keys=self.keys.take(pa.array(chosen)),
+            places=np.asarray(places, np.int64)[chosen],
+            **{name: getattr(self, name)[chosen] for name in _BY_ROW},
+        )
 
     def replaced(self, **columns: Any) -> Rows:
         """The same rows with other columns."""

@@ -2,7 +2,7 @@
 
 Owns: options, schema, partitions and push-down of the PySpark data source. Imports: pyspark,
 pyarrow, inputs, rows, bounds. Options:
-    volume   root directory of the cluster's volume, at the same path on driver and executors topic
+    volume   the cluster's volume, at the same place on driver and executors topic
     full name of the topic plan     what to read, `inputs.encode_plan(groups)`: the driver has
     chosen it from manifests and sealed log files view     `entries` (default): a row per stored
     entry; `messages`: a row per decidable message (see phases), without payload columns
@@ -45,7 +45,7 @@ DEFAULT_COLUMNS = tuple(column for column in ENTRY_COLUMNS if column != "payload
 class SourceOptions:
     """The options, parsed."""
 
-    volume: Path
+    volume: str
     topic: str
     groups: tuple[Group, ...]
     view: str
@@ -75,7 +75,7 @@ class SourceOptions:
                 f"{', '.join(ENTRY_COLUMNS)}"
             )
         return SourceOptions(
-            Path(options["volume"]),
+            options["volume"],
             options["topic"],
             decode_plan(options["plan"]),
             view,
@@ -158,7 +158,7 @@ def register_source(session: SparkSession) -> None:
 
 def read_topic(
     session: SparkSession,
-    volume: Path,
+    volume: str | Path,
     topic: str,
     groups: Iterable[Group],
     *,

@@ -85,7 +85,7 @@ class SurvivorWriter:
     """What phase 2 maps over each task's survivors: (group, order) batches in, one row per
     segment written out."""
 
-    volume: Path
+    volume: str | Path
     topic: str
     bundle: str
     intent: str

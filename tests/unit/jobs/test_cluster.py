@@ -27,7 +27,7 @@ from magnetar.metadata.records import (
     PartitionedTopicRecord,
 )
 from magnetar.names import TopicName, bundle_of, initial_boundaries
-from magnetar_jobs import compact
+from magnetar_jobs import cluster
 from magnetar_jobs.cluster import Position, bundle_of_topic, owner_of, partitions_of, roll_log
 
 TOPIC = TopicName.parse("persistent://public/default/a b")
@@ -127,7 +127,7 @@ async def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
     status: int, kind: type[MagnetarError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job asks again after the latter; of the former the first one is the answer."""
-    monkeypatch.setattr(compact, "ROLL_RETRY_S", 0.0)
+    monkeypatch.setattr(cluster, "ROLL_RETRY_S", 0.0)
 
     application = FastAPI()
     asked: list[int] = []
@@ -150,8 +150,8 @@ async def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
         )
         await store.put(keys.incarnation("one"), owner.encode())
         with pytest.raises(kind, match="public/default/a b") as raised:
-            await compact.roll_owner(store, TOPIC)
+            await cluster.roll_owner(store, TOPIC)
         assert type(raised.value) is kind
-        assert len(asked) == (compact.ROLL_ATTEMPTS_MAX if kind is ServiceNotReady else 1)
+        assert len(asked) == (cluster.ROLL_ATTEMPTS_MAX if kind is ServiceNotReady else 1)
     finally:
         await listener.close()

@@ -17,7 +17,7 @@ from magnetar.names import TopicName
 from magnetar.storage.manifest import Manifest, commit_manifest
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.transactions.ids import TxnId
-from magnetar_jobs import compact
+from magnetar_jobs import cluster, compact
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.inputs import Group, read_group
 from magnetar_jobs.planning import CompactionPlan, plan_topic
@@ -168,7 +168,7 @@ async def test_a_job_waits_for_what_it_has_rolled(
 ) -> None:
     """The round of maintenance after the roll makes it whole; a broker that does not come to it
     holds the job up for a while only."""
-    monkeypatch.setattr(compact, "PLAN_RETRY_S", 0.01)
+    monkeypatch.setattr(cluster, "PLAN_RETRY_S", 0.01)
 
     async with running_broker(tmp_path, **YOUNG) as broker, open_peer(broker) as peer:
         await peer.lookup()
@@ -193,7 +193,7 @@ async def test_a_job_waits_for_what_it_has_rolled(
         late = await compact.plan_up_to(store, volume, NAME, rolled)
         assert (late.horizon, late.complete) == ((rolled[0], 0), (rolled[0], 0))
         assert not late.reaches(rolled)
-        monkeypatch.setattr(compact, "PLAN_ATTEMPTS_MAX", 1 << 30)
+        monkeypatch.setattr(cluster, "PLAN_ATTEMPTS_MAX", 1 << 30)
         waiting = asyncio.create_task(compact.plan_up_to(store, volume, NAME, rolled))
         await broker.maintenance.round()
         async with asyncio.timeout(60):

@@ -5,7 +5,7 @@ volumes (S3 and links when asked for).
   /path or a relative one            a directory on a coherent file system
   link:///path                       a directory on one that caches what other machines change (NFS)
   s3://bucket/prefix?endpoint=http://host:port&region=name
-Invariants: a volume is returned only after its probe has passed; a location holds no credentials.
+Invariants: a volume that owners write to is returned only after its probe has passed; a location holds no credentials.
 """
 
 from __future__ import annotations
@@ -58,6 +58,30 @@ def check_location(location: str) -> None:
         )
 
 
+def volume_at(location: str, clock: Clock, reserve_bytes: int = 0) -> PosixVolume | SlotVolume:
+    """The volume there as it is, not probed: for readers of what owners have written. Raises
+    InvalidRequest."""
+    check_location(location)
+    if is_directory(location):
+        return PosixVolume(Path(location), reserve_bytes)
+    parts = urlsplit(location)
+    if parts.scheme == LINK_SCHEME:
+        from magnetar.storage.volumes.linked import LinkedObjects
+
+        return SlotVolume(LinkedObjects(Path(parts.path)), clock)
+    from magnetar.storage.volumes.objects import RetryingObjects
+    from magnetar.storage.volumes.s3 import S3Client
+
+    parameters = dict(parse_qsl(parts.query))
+    client = S3Client(
+        parts.netloc,
+        parts.path.strip("/"),
+        endpoint=parameters.get("endpoint", ""),
+        region=parameters.get("region", ""),
+    )
+    return SlotVolume(RetryingObjects(client, clock), clock)
+
+
 async def open_volume(
     location: str, clock: Clock, reserve_bytes: int = 0
 ) -> PosixVolume | SlotVolume:
@@ -67,28 +91,10 @@ async def open_volume(
     `reserve_bytes` of a directory are kept for when it is full; other kinds of volumes have no
     reserve.
     """
-    check_location(location)
-    if is_directory(location):
-        directory = PosixVolume(Path(location), reserve_bytes)
-        directory.probe_coherence()
-        return directory
-    parts = urlsplit(location)
-    if parts.scheme == LINK_SCHEME:
-        from magnetar.storage.volumes.linked import LinkedObjects
-
-        volume = SlotVolume(LinkedObjects(Path(parts.path)), clock)
-    else:
-        from magnetar.storage.volumes.objects import RetryingObjects
-        from magnetar.storage.volumes.s3 import S3Client
-
-        parameters = dict(parse_qsl(parts.query))
-        client = S3Client(
-            parts.netloc,
-            parts.path.strip("/"),
-            endpoint=parameters.get("endpoint", ""),
-            region=parameters.get("region", ""),
-        )
-        volume = SlotVolume(RetryingObjects(client, clock), clock)
+    volume = volume_at(location, clock, reserve_bytes)
+    if isinstance(volume, PosixVolume):
+        volume.probe_coherence()
+        return volume
     try:
         await volume.probe()
     except StorageError as error:
