@@ -30,6 +30,7 @@ from magnetar.metadata.records import BundleRecord, BundleState, IncarnationReco
 from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import BundleName, TopicName, bundle_of
+from magnetar_jobs.remote_store import bearer
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +96,7 @@ async def owner_of(store: MetadataStore, bundle: BundleName) -> IncarnationRecor
     return IncarnationRecord.decode(live.value) if live is not None else None
 
 
-def roll_log(http_url: str, topic: TopicName) -> Position:
+def roll_log(http_url: str, topic: TopicName, token_file: str = "") -> Position:
     """Ask the owner at `http_url` to seal what it has acknowledged of `topic`; the last position
     that is then in sealed, listed files.
 
@@ -107,9 +108,9 @@ def roll_log(http_url: str, topic: TopicName) -> Position:
         f"{http_url.rstrip('/')}/admin/v2/{topic.domain}/{quote(topic.tenant, safe='')}/{quote(topic.namespace, safe='')}"
         f"/{quote(topic.local, safe='')}/roll"
     )
-    unreachable = "is the broker reachable from here? (--no-roll compacts what is sealed already)"
+    unreachable = "is the broker reachable from here? (--no-roll, or option roll=false, takes what is sealed already)"
     try:
-        answer = exchange("POST", url, timeout_s=ROLL_TIMEOUT_S)
+        answer = exchange("POST", url, headers=bearer(token_file), timeout_s=ROLL_TIMEOUT_S)
     except NoAnswer as error:
         raise ServiceNotReady(f"{url}: {error}; {unreachable}") from error
     if answer.status != 200:
@@ -126,7 +127,9 @@ def _refusal(answer: Answer, url: str, topic: TopicName) -> MagnetarError:
     if answer.status == TopicNotFound.http_status:
         return TopicNotFound(f"topic {topic} does not exist, says its broker ({refused})")
     if 400 <= answer.status < 500 and answer.status not in TRY_AGAIN:
-        return InvalidRequest(f"{refused} (--no-roll compacts what is sealed already)")
+        return InvalidRequest(
+            f"{refused} (--no-roll, or option roll=false, takes what is sealed already)"
+        )
     return ServiceNotReady(refused)
 
 
@@ -136,7 +139,7 @@ def shown(position: tuple[int, int]) -> str:
 
 
 async def roll_owner(
-    store: MetadataStore, topic: TopicName, broker_url: str = ""
+    store: MetadataStore, topic: TopicName, broker_url: str = "", token_file: str = ""
 ) -> tuple[int, int]:
     """Have everything acknowledged so far put into sealed files; its last position. An unowned
     bundle has nothing else. Raises as `roll_log`."""
@@ -145,7 +148,9 @@ async def roll_owner(
         if owner is None:
             return EARLIEST.ledger, EARLIEST.entry
         try:
-            position = await asyncio.to_thread(roll_log, broker_url or owner.http_url, topic)
+            position = await asyncio.to_thread(
+                roll_log, broker_url or owner.http_url, topic, token_file
+            )
             log.info(
                 "job.rolled",
                 topic=str(topic),

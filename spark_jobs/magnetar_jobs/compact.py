@@ -290,7 +290,9 @@ async def _compact_all(
     rolled = dict.fromkeys(topics, BEFORE_ALL)
     if not options.no_roll:
         for partition in topics:
-            rolled[partition] = await roll_owner(store, partition, options.broker_url or "")
+            rolled[partition] = await roll_owner(
+                store, partition, options.broker_url or "", environment.get(TOKEN_FILE, "")
+            )
     volume = volume_at(options.volume, clock)
     result = Result()
     settings = session_settings(options)

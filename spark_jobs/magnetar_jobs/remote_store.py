@@ -45,6 +45,18 @@ TOKEN_FILE = "MAGNETAR_TOKEN_FILE"
 """Variable with the file of a super user's token, for a broker that asks who comes."""
 
 
+def bearer(token_file: str) -> dict[str, str]:
+    """The header with the token in a file, read now ("" = none). Raises StoreError."""
+    if not token_file:
+        return {}
+    try:
+        return {"authorization": f"Bearer {Path(token_file).read_text().strip()}"}
+    except OSError as error:
+        raise StoreError(
+            f"{TOKEN_FILE}: {token_file} cannot be read: {error.strerror}; name a file with a token"
+        ) from error
+
+
 def _item(body: dict[str, Any]) -> KeyValue:
     value = base64.b64decode(body["value"])
     return KeyValue(
@@ -135,20 +147,9 @@ class RemoteStore:
     async def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         return await asyncio.to_thread(self._post_now, verb, body)
 
-    def _token(self) -> str:
-        try:
-            return Path(self._token_file).read_text().strip()
-        except OSError as error:
-            raise StoreError(
-                f"{TOKEN_FILE}: {self._token_file} cannot be read: {error.strerror}; name a file "
-                "with a token"
-            ) from error
-
     def _post_now(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         url = f"{self._base}/{verb}"
-        headers = {"x-magnetar-internal": "1"}
-        if self._token_file:
-            headers["authorization"] = f"Bearer {self._token()}"
+        headers = {"x-magnetar-internal": "1"} | bearer(self._token_file)
         try:
             answer = exchange("POST", url, body, headers, timeout_s=TIMEOUT_S)
             if answer.status == 200:

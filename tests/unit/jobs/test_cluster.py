@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from magnetar.clock import SystemClock
 from magnetar.errors import (
@@ -14,6 +15,7 @@ from magnetar.errors import (
     MagnetarError,
     NamespaceNotFound,
     ServiceNotReady,
+    StoreError,
     TopicNotFound,
 )
 from magnetar.hosting.http import HttpListener
@@ -155,3 +157,27 @@ async def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
         assert len(asked) == (cluster.ROLL_ATTEMPTS_MAX if kind is ServiceNotReady else 1)
     finally:
         await listener.close()
+
+
+async def test_a_roll_carries_the_token_of_a_file(tmp_path: Path) -> None:
+    """As it is in the file at that moment; a file that is not there is named."""
+    application = FastAPI()
+    seen: list[str | None] = []
+
+    @application.post("/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll")
+    async def roll(request: Request) -> dict[str, Any]:
+        seen.append(request.headers.get("authorization"))
+        return {"position": {"ledgerId": 7, "entryId": 9}}
+
+    listener = HttpListener(application, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{await listener.open()}"
+    token = tmp_path / "token"
+    try:
+        token.write_text("one\n")
+        assert await asyncio.to_thread(roll_log, url, TOPIC, str(token)) == Position(7, 9)
+        assert await asyncio.to_thread(roll_log, url, TOPIC) == Position(7, 9)
+        with pytest.raises(StoreError, match="absent"):
+            await asyncio.to_thread(roll_log, url, TOPIC, str(tmp_path / "absent"))
+    finally:
+        await listener.close()
+    assert seen == ["Bearer one", None]
