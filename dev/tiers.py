@@ -113,7 +113,12 @@ TIERS = {
             ],
             FIRST,
         ),
-        Tier("spark", "the jobs on a real Spark session", [_pytest("tests/spark")], SECOND),
+        Tier(
+            "spark",
+            "the jobs on a real Spark session",
+            [S3_SERVER, _pytest("tests/spark")],
+            SECOND,
+        ),
         Tier(
             "apiserver",
             "CRDs and the operator against a real kube-apiserver",

@@ -1,6 +1,7 @@
 """Spark jobs over what brokers store.
 
-Owns: the data source `magnetar-segments` and topic compaction; `python -m magnetar_jobs.compact` is
-the entry. Imports: of magnetar only names, metadata, wire and storage formats. Nothing is imported
-here, so that an executor loads only what its task needs.
+Owns: the data source `magnetar`, topics as DataFrames; `magnetar-segments` and topic compaction,
+whose entry is `python -m magnetar_jobs.compact`. Imports: of magnetar only names, metadata, wire and
+storage formats, and its client to publish. Nothing is imported here, so that an executor loads only
+what its task needs.
 """

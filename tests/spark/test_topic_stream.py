@@ -1,0 +1,215 @@
+"""Topics as streams: restarts, limits, and watermarks that producers asserted."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dev.server_process import ServerProcess
+from magnetar.client import Client
+from magnetar.watermarks.records import Anchor, Assertion, Idle
+from magnetar.watermarks.timeline import Timeline
+from magnetar_jobs.event_watermarks import Steps, steps_of, together
+from magnetar_jobs.topic_source import MagnetarDataSource
+from tests.spark.reading import SETTINGS, given, publish, run_example
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.java]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server"), environment=SETTINGS) as process:
+        yield process
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"persistent://public/default/stream-{uuid.uuid4().hex[:8]}"
+
+
+def stream(spark: SparkSession, server: ServerProcess, topic: str, **options: object) -> DataFrame:
+    spark.dataSource.register(MagnetarDataSource)
+    chosen = given(server, topic, rollInterval=0, **options)
+    return spark.readStream.format("magnetar").options(**chosen).load()
+
+
+def into_files(frame: DataFrame, directory: Path) -> int:
+    """Run the stream until it has all there is now; how many micro-batches had rows."""
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", str(directory / "sink"))
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination()
+        return sum(1 for progress in query.recentProgress if progress["numInputRows"])
+    finally:
+        query.stop()
+
+
+def in_files(spark: SparkSession, directory: Path) -> list[bytes]:
+    rows = spark.read.parquet(str(directory / "sink")).select("value").collect()
+    return sorted(bytes(row["value"]) for row in rows)
+
+
+def test_a_stream_that_restarts_takes_each_message_once(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    """Between two runs messages come; a run without news changes nothing."""
+    values = [b"%03d" % number for number in range(90)]
+    asyncio.run(publish(server, topic, values[:40]))
+    frame = stream(spark, server, topic).select("value")
+    into_files(frame, tmp_path)
+    assert in_files(spark, tmp_path) == values[:40]
+    asyncio.run(publish(server, topic, values[40:]))
+    into_files(frame, tmp_path)
+    into_files(frame, tmp_path)
+    assert in_files(spark, tmp_path) == values
+
+
+def test_a_batch_that_failed_is_taken_again_as_it_was(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    """The sink has it, the checkpoint does not know; more messages came since. The same batch
+    comes again, without them."""
+    values = [b"%03d" % number for number in range(60)]
+    asyncio.run(publish(server, topic, values[:30]))
+    batches: dict[int, list[list[bytes]]] = {}
+    failing = True
+
+    def take(batch: DataFrame, number: int) -> None:
+        rows = sorted(bytes(row["value"]) for row in batch.collect())
+        batches.setdefault(number, []).append(rows)
+        if failing:
+            raise RuntimeError("after the sink")
+
+    def run() -> None:
+        frame = stream(spark, server, topic).select("value")
+        query = (
+            frame.writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    with pytest.raises(Exception, match="after the sink"):
+        run()
+    asyncio.run(publish(server, topic, values[30:]))
+    failing = False
+    run()
+    assert batches[0] == [values[:30], values[:30]]
+    assert sorted(value for number in batches for value in batches[number][-1]) == values
+
+
+def test_micro_batches_are_as_large_as_is_asked_for(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    values = [b"%03d" % number + bytes(2_000) for number in range(60)]
+    asyncio.run(publish(server, topic, values))
+    frame = stream(spark, server, topic, bytesPerTrigger=20_000).select("value")
+    assert into_files(frame, tmp_path) >= 3
+    assert in_files(spark, tmp_path) == values
+
+
+def test_a_stream_from_the_latest_position_begins_behind_what_is_there(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    asyncio.run(publish(server, topic, [b"before"]))
+    frame = stream(spark, server, topic, startingPosition="latest").select("value")
+    into_files(frame, tmp_path)
+    asyncio.run(publish(server, topic, [b"after"]))
+    into_files(frame, tmp_path)
+    assert in_files(spark, tmp_path) == [b"after"]
+
+
+def test_rows_carry_the_watermark_at_their_position(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    """Null before the first assertion; the least of both producers; nothing of what was asserted
+    behind the last message that is read."""
+
+    async def work() -> None:
+        async with Client(server.service_url) as client:
+            await client.subscribe(topic, "keeps", initial_position="Earliest")
+            one = await client.create_producer(topic)
+            two = await client.create_producer(topic)
+            await one.send(b"0")
+            await one.send(b"1")
+            await one.watermark(10_000)
+            await two.watermark(5_000)
+            await two.send(b"2")
+            await two.watermark(20_000)
+            await one.send(b"3")
+
+    asyncio.run(work())
+    frame = stream(spark, server, topic, watermarks=True).select("value", "watermark")
+    into_files(frame, tmp_path)
+    rows = spark.read.parquet(str(tmp_path / "sink")).collect()
+    found = {bytes(row["value"]): row["watermark"] for row in rows}
+    times = {
+        value: None if at is None else int(at.astimezone(UTC).timestamp()) * 1000
+        for value, at in found.items()
+    }
+    assert times == {b"0": None, b"1": 10_000, b"2": 10_000, b"3": 10_000}
+    assert isinstance(found[b"1"], datetime)
+
+
+def test_windows_close_by_what_producers_asserted(server: ServerProcess) -> None:
+    """examples/spark_event_time.py, as its reader runs it."""
+    ran = run_example("spark_event_time.py", server)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "the same as offline: True" in ran.stdout
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def timeline(*said: tuple[int, Assertion | Idle]) -> Timeline:
+    """Records behind entries of ledger 1."""
+    found, ordinals = Timeline(), dict[int, int]()
+    for entry, record in said:
+        ordinal = ordinals.setdefault(entry, 0)
+        ordinals[entry] += 1
+        found.apply(Anchor(1, entry, ordinal), record)
+    return found
+
+
+def test_steps_are_the_least_of_active_producers_and_never_go_back() -> None:
+    found = steps_of(
+        timeline(
+            (0, Assertion("a", 10)),
+            (2, Assertion("b", 4)),
+            (3, Assertion("b", 30)),
+            (4, Assertion("a", 20)),
+            (6, Idle("a")),
+            (9, Assertion("b", 90)),
+        ),
+        (1, 1),
+        (1, 8),
+    )
+    assert found == Steps(10, ((1, 4), (1, 6)), (20, 30))
+    assert [found.at((1, entry)) for entry in (1, 3, 4, 5, 6, 8)] == [10, 10, 20, 20, 30, 30]
+
+
+def test_partitions_together_have_the_least_of_all_at_their_ends() -> None:
+    parts = {
+        "one": Steps(1, ((1, 5), (1, 7)), (10, 40)),
+        "two": Steps(3, ((2, 0),), (20,)),
+    }
+    assert together(parts) == {
+        "one": Steps(1, ((1, 5), (1, 7)), (10, 20)),
+        "two": Steps(3, ((2, 0),), (20,)),
+    }
+    assert together({**parts, "three": Steps()})["one"] == Steps()
