@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
 
+from magnetar.errors import InvalidRequest
 from magnetar_jobs.bounds import bounds_of, keys_of
 from magnetar_jobs.topic_options import NAME, ReadOptions
 from magnetar_jobs.topic_plan import TopicTask, open_planner
@@ -87,3 +89,11 @@ class MagnetarDataSource(DataSource):  # type: ignore[misc]  # pyspark's own ann
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: ARG002 - as above
         return TopicStreamReader(ReadOptions.parse(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from magnetar_jobs.topic_writer import TopicWriter, WriteOptions, check_schema
+
+        if overwrite:
+            raise InvalidRequest(f"{NAME}: mode overwrite is not offered; use mode append")
+        check_schema(schema)
+        return TopicWriter(WriteOptions.parse(self.options))

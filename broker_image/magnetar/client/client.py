@@ -45,6 +45,7 @@ from magnetar.clock import Clock, SystemClock
 from magnetar.errors import InvalidRequest
 from magnetar.names import TopicName
 from magnetar.network import AsyncioNetwork, Network
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 
 OPERATION_TIMEOUT_S = 30.0
@@ -272,6 +273,12 @@ class Client:
         """
         self._partitions.check_open()
         return Transaction(self._coordinators, timeout_s)
+
+    def resume_transaction(self, txn_id: TxnId) -> Transaction:
+        """A transaction that another client has begun and that is open: to commit or abort it from
+        here, once everything in it has its receipt there."""
+        self._partitions.check_open()
+        return Transaction.resumed(self._coordinators, txn_id)
 
     async def partitions(self, topic: str, *, create: bool = True) -> int:
         """Number of partitions of a topic, 0 if it is not partitioned. Retries like everything else

@@ -95,6 +95,13 @@ class Transaction:
         self._failed: BaseException | None = None
         self._on_aborted: dict[int, Callable[[], None]] = {}
 
+    @classmethod
+    def resumed(cls, coordinators: Coordinators, txn_id: TxnId) -> Self:
+        """One that another client has begun, to be ended here."""
+        found = cls(coordinators, TRANSACTION_TIMEOUT_S)
+        found._id, found.state = txn_id, TransactionState.OPEN
+        return found
+
     @property
     def id(self) -> TxnId:
         """Coordinator number and counter; there is one once the transaction has begun."""
