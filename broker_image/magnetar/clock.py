@@ -1,7 +1,7 @@
 """Time and chance.
 
 Owns: the only interface through which any part of the system reads time or draws randomness, its
-real implementation, and pauses between attempts. Imports: the standard library only. Every other
+real implementation, pauses between attempts, and what a time is called. Imports: the standard library only. Every other
 module takes a `Clock`; the simulation passes one driven by its seed. Invariant: with the same
 `Clock` and the same inputs, every other module behaves identically.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import time
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 from typing import Protocol
 
 DOUBLINGS_MAX = 60
@@ -97,3 +98,29 @@ def wall_ms_of(text: str) -> int:
     """The inverse of `iso8601`, for whatever ISO 8601 can say; local time without a zone. Raises
     ValueError."""
     return int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTime:
+    """A minute as the clocks of a time zone show it. `weekday` counts from Sunday, 0."""
+
+    month: int
+    day: int
+    weekday: int
+    hour: int
+    minute: int
+    utc_offset_s: float
+
+
+def local_time(wall_ms: int, zone: tzinfo) -> LocalTime:
+    """What the clocks of `zone` show at a wall time."""
+    local = datetime.fromtimestamp(wall_ms // 1000, zone)
+    offset = local.utcoffset()
+    return LocalTime(
+        local.month,
+        local.day,
+        local.isoweekday() % 7,
+        local.hour,
+        local.minute,
+        offset.total_seconds() if offset is not None else 0.0,
+    )

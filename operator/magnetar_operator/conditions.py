@@ -136,6 +136,8 @@ class Reason(enum.StrEnum):
     TOPIC_MISSING = "TopicNotFound"
     NAMESPACE_MISSING = "NamespaceNotFound"
     EXECUTORS_REFUSED = "ExecutorsRefused"
+    SCHEDULED = "Scheduled"
+    REPLACED = "Replaced"
     PENDING = "Pending"
     RUNNING = "Running"
     RETRYING = "Retrying"

@@ -11,6 +11,7 @@ from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
 from magnetar.names import TopicName
+from tests.apiserver.job_stage import TOPIC, Jobs
 from tests.apiserver.stage import (
     Brokers,
     Scene,
@@ -24,79 +25,6 @@ from tests.apiserver.stage import (
 )
 
 pytestmark = pytest.mark.slow
-
-TOPIC = "persistent://public/default/prices"
-
-
-class Jobs:
-    """The job `prices` and its drivers."""
-
-    def __init__(self, scene: Scene, brokers: Brokers) -> None:
-        self._scene, self._brokers = scene, brokers
-        self.path = scene.path("datajobs", "prices")
-
-    async def make(self) -> str:
-        """Create the job, and the topic before it; the job's uid."""
-        await self._brokers.enter(TOPIC)
-        return self.create()
-
-    def create(self, topic: str = TOPIC, **spec: Any) -> str:
-        spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": topic}, **spec}
-        return str(self._scene.create("DataJob", "prices", spec)["metadata"]["uid"])
-
-    def driver(self, attempt: int = 1) -> dict[str, Any] | None:
-        items = self._scene.plane.must(
-            "GET", f"{self._scene.core('pods')}?labelSelector=magnetar.io/job=prices"
-        )["items"]
-        return next(
-            (
-                pod
-                for pod in items
-                if pod["metadata"]["labels"].get("magnetar.io/attempt") == str(attempt)
-            ),
-            None,
-        )
-
-    def end(self, pod: dict[str, Any], ended: dict[str, Any]) -> None:
-        """A driver ends by itself."""
-        container = {
-            "name": "driver",
-            "image": "x",
-            "imageID": "",
-            "ready": False,
-            "restartCount": 0,
-        }
-        state = {"terminated": {"finishedAt": "2020-01-01T00:00:00Z", **ended}}
-        status = {"phase": "Failed", "containerStatuses": [{**container, "state": state}]}
-        self._scene.merge(
-            f"{self._scene.core('pods', pod['metadata']['name'])}/status", {"status": status}
-        )
-
-    def report(self, pod: str, phase: str, *conditions: dict[str, Any], **more: Any) -> None:
-        """What a kubelet or the scheduler says of a pod."""
-        status = {"phase": phase, "conditions": list(conditions), **more}
-        self._scene.merge(f"{self._scene.core('pods', pod)}/status", {"status": status})
-
-    def executors(self) -> dict[str, dict[str, Any]]:
-        """By name."""
-        selector = "magnetar.io/job=prices,app.kubernetes.io/component=executor"
-        items = self._scene.plane.must(
-            "GET", f"{self._scene.core('pods')}?labelSelector={selector}"
-        )["items"]
-        return {pod["metadata"]["name"]: pod for pod in items}
-
-    async def says(self, reason: str, kind: str = "Degraded") -> str:
-        """Wait for a condition that is True for this reason; its message."""
-
-        def found() -> str | None:
-            condition = self._scene.condition(self.path, kind)
-            return (
-                condition["message"]
-                if (condition.get("status"), condition.get("reason")) == ("True", reason)
-                else None
-            )
-
-        return str(await until(f"{kind} for {reason}", found))
 
 
 async def begun(
@@ -354,21 +282,14 @@ async def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdPro
         assert done["status"]["history"][0]["startedAt"] == "1970-01-01T00:00:01Z"
 
         scene.merge(jobs.path, {"spec": {"runRequest": "again"}})
-        third = await until(
-            "a driver of the new run",
-            lambda: (
-                jobs.driver(1)
-                if (jobs.driver(1) or pod)["metadata"]["uid"] != pod["metadata"]["uid"]
-                else None
-            ),
-        )
+        third = await until("a driver of the new run", lambda: jobs.driver(1, "again"))
         assert third["metadata"]["labels"]["magnetar.io/run"] == f"again-{uid[:8]}"
         scene.merge(jobs.path, {"spec": {"suspend": True}})
         await until(
             "Suspended",
             lambda: (
                 (scene.get(jobs.path) or {})["status"]["state"] == "Suspended"
-                and jobs.driver(1) is None
+                and jobs.driver(1, "again") is None
             ),
         )
 

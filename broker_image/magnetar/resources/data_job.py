@@ -1,18 +1,19 @@
 """`DataJob`: a Spark job over the messages of a cluster.
 
-Owns: its fields, defaults, limits and rules. Imports: resources.base, magnetar.names. Invariants: a
-job runs in its cluster's Kubernetes namespace, because it mounts the cluster's claim; what a user
-may override is what the fields say, and the service account is not among it.
+Owns: its fields, defaults, limits and rules. Imports: resources.base, resources.cron,
+magnetar.names. Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the
+cluster's claim; what a user may override is what the fields say, and the service account is not
+among it.
 """
 
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from magnetar.errors import InvalidTopicName
+from magnetar.errors import InvalidRequest, InvalidTopicName
 from magnetar.names import NAME_LENGTH_MAX, PART_PATTERN, TopicName
 from magnetar.resources import base
 from magnetar.resources.base import (
@@ -23,10 +24,13 @@ from magnetar.resources.base import (
     Quantity,
     Rule,
     StatusModel,
-    keyed_by,
 )
+from magnetar.resources.cron import CronSchedule, time_zone
+from magnetar.resources.pod_template import ATOMIC
 
 EXECUTORS_MAX = 100
+HISTORY_MAX = 50
+SCHEDULE_PATTERN = r"^\s*(@[a-z]+|\S+(\s+\S+){4})\s*$"
 TOPIC_PATTERN = f"^(persistent://)?{PART_PATTERN}/{PART_PATTERN}/.+$"
 DEFAULT_RUN = "once"
 
@@ -67,6 +71,23 @@ class Compaction(Model):
     retain_keyless: bool = Field(
         default=False, description="Keep messages without a key instead of dropping them."
     )
+
+
+def _is_schedule(text: str) -> str:
+    """What the API server's pattern lets through may still be no schedule."""
+    try:
+        CronSchedule.parse(text)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def _is_time_zone(name: str) -> str:
+    try:
+        time_zone(name)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
+    return name
 
 
 class Driver(Model):
@@ -126,9 +147,62 @@ class DataJobSpec(Model):
         default=DEFAULT_RUN,
         pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
         max_length=40,
-        description="Name of the run; a new value runs the job again.",
+        description="Name of a run on request; a new value runs the job again, now. With a "
+        f"schedule, {DEFAULT_RUN} requests none.",
     )
-    suspend: bool = Field(default=False, description="True stops a run and starts no new one.")
+    schedule: (
+        Annotated[
+            str,
+            Field(min_length=1, max_length=128, pattern=SCHEDULE_PATTERN),
+            AfterValidator(_is_schedule),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="When to run: minute, hour, day of month, month and day of week as in cron, "
+        "or @hourly, @daily, @weekly, @monthly, @yearly. Absent: once, and on request.",
+    )
+    time_zone: Annotated[
+        str,
+        Field(max_length=64, pattern=r"^[-+/_A-Za-z0-9]+$"),
+        AfterValidator(_is_time_zone),
+    ] = Field(
+        default="Etc/UTC",
+        description="IANA time zone of the schedule. A local time that a clock change skips is "
+        "not run; one that occurs twice is run twice.",
+    )
+    concurrency_policy: Literal["Allow", "Forbid", "Replace"] = Field(
+        default="Forbid",
+        description="If a run is under way when another one is due: Allow runs both, Forbid "
+        "waits for its end, Replace stops it.",
+    )
+    starting_deadline_seconds: int | None = Field(
+        default=None,
+        ge=10,
+        le=366 * 86400,
+        description="How late a run of the schedule may begin; later it is left out. Absent: "
+        "however late, the latest time that was missed is run.",
+    )
+    successful_runs_history_limit: int = Field(
+        default=5,
+        ge=0,
+        le=HISTORY_MAX,
+        description="Runs that succeeded, kept with their driver pods. The latest run stays.",
+    )
+    failed_runs_history_limit: int = Field(
+        default=5,
+        ge=0,
+        le=HISTORY_MAX,
+        description="Runs that failed or were replaced, kept with their driver pods.",
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        default=None,
+        ge=0,
+        le=366 * 86400,
+        description="How long driver pods of a run that is over are kept for their logs; its "
+        "entry in the history stays. Absent: as long as the entry.",
+    )
+    suspend: bool = Field(default=False, description="True stops runs and starts no new one.")
     attempts_max: int = Field(
         default=3, ge=1, le=20, description="How often a run that failed is tried."
     )
@@ -142,7 +216,11 @@ class Run(StatusModel):
     """One run."""
 
     run: str = Field(description="Its name in the cluster's records.")
-    state: str = Field(description="Pending, Running, Succeeded, Failed or Suspended.")
+    state: str = Field(description="Pending, Running, Succeeded, Failed, Suspended or Replaced.")
+    scheduled_at: str = Field(
+        default="",
+        description="The time of the schedule that it is for, RFC 3339; absent: it was requested.",
+    )
     attempts: int = Field(default=0, description="Driver pods made for it so far.")
     started_at: str = Field(default="", description="RFC 3339.")
     finished_at: str = Field(default="", description="RFC 3339.")
@@ -161,17 +239,33 @@ class DataJobStatus(StatusModel):
     )
     state: str = Field(
         default="",
-        description="State of the latest run: Pending, Running, Succeeded, Failed or Suspended.",
+        description="State of the latest run: Pending, Running, Succeeded, Failed, Suspended or "
+        "Replaced; Scheduled before the first.",
     )
     run: str = Field(default="", description="Name of the latest run.")
     attempt: int = Field(default=0, description="Number of its latest driver pod.")
     driver_pod: str = Field(
         default="", description="Name of its latest driver pod: kubectl logs shows what it does."
     )
+    schedule: str = Field(
+        default="", description="The schedule and time zone that the times below speak of."
+    )
+    scheduled_since: str = Field(
+        default="", description="No time of the schedule up to this one is run, RFC 3339."
+    )
+    last_schedule_time: str = Field(
+        default="", description="The latest time of the schedule that was run, RFC 3339."
+    )
+    next_schedule_time: str = Field(
+        default="", description="The next time of the schedule, RFC 3339."
+    )
+    last_successful_time: str = Field(
+        default="", description="When a run last succeeded, RFC 3339."
+    )
     history: tuple[Run, ...] = Field(
         default=(),
         description="Runs, the latest first.",
-        json_schema_extra=keyed_by("run"),
+        json_schema_extra=ATOMIC,
     )
     conditions: tuple[Condition, ...] = Field(
         default=(), description="Progressing, Degraded, Ready.", json_schema_extra=CONDITIONS

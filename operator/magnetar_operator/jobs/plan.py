@@ -5,7 +5,7 @@ conditions. Pure. Invariants: the durable record decides whether a run succeeded
 ended before anybody saw its pod is not mistaken for a failed one; at most one driver of a job is
 alive; an attempt that was stopped on purpose is not used up, and its number is given again once its
 pod has gone; every state that is not final asks to be looked at again; no attempt begins for a
-topic that does not exist.
+topic that does not exist, or while a newer run takes the run's place.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from magnetar.metadata.records import JobRunRecord
 from magnetar_operator.conditions import Problem, Reason
 
 RECORD_SUCCEEDED, RECORD_FAILED = "succeeded", "failed"
-PENDING, RUNNING, SUCCEEDED, FAILED, SUSPENDED = (
+PENDING, RUNNING, SUCCEEDED, FAILED, SUSPENDED, REPLACED, SCHEDULED = (
     "Pending",
     "Running",
     "Succeeded",
     "Failed",
     "Suspended",
+    "Replaced",
+    "Scheduled",
 )
+FINAL = (SUCCEEDED, FAILED, REPLACED)
+FINISH, STOP = "finish", "stop"
+"""How a run gives way to a newer one: its driver may finish and gets no successor, or is stopped."""
 EXIT_UNUSABLE = 2
 """The driver's exit code for arguments or an environment that will not do: another attempt would
 end the same way."""
@@ -55,7 +60,7 @@ class JobView:
     `last_attempt` is the highest number that was used for it, as the status remembers; `obstacle`
     says why a driver would find nothing to do; `not_started` is what keeps a pod of the run, driver
     or executor, from starting or from being made; `executors_run`: at least one executor is at
-    work.
+    work; `gives_way`: FINISH or STOP, if a newer run takes its place.
     """
 
     suspended: bool
@@ -68,6 +73,7 @@ class JobView:
     obstacle: Problem | None = None
     not_started: Problem | None = None
     executors_run: bool = False
+    gives_way: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,8 @@ def plan_job(view: JobView) -> JobPlan:
         return JobPlan(
             SUSPENDED, Reason.SUSPENDED, Reason.SUSPENDED.meaning, used, stop=stop, again_s=None
         )
+    if view.gives_way:
+        return _give_way(view, alive, last)
     if leaving is not None and last > view.last_attempt:
         message = f"attempt {last} was stopped; it begins again when its pod has gone"
         return JobPlan(PENDING, Reason.PENDING, message, last - 1)
@@ -127,6 +135,19 @@ def plan_job(view: JobView) -> JobPlan:
     if last == 0:
         return _begin(view, 1, Reason.PENDING, "attempt 1 begins")
     return _after_failure(view, last)
+
+
+def _give_way(view: JobView, alive: Attempt | None, last: int) -> JobPlan:
+    """A newer run takes its place. A driver that has not begun to work is not waited for."""
+    reason = Reason.REPLACED
+    if alive is not None and alive.phase == "Running" and view.gives_way == FINISH:
+        return _under_way(view, alive, last)
+    if alive is not None:
+        state = RUNNING if alive.phase == "Running" else PENDING
+        message = f"attempt {last} is stopped: a newer run takes its place"
+        return JobPlan(state, reason, message, last, stop=not alive.stopped)
+    failed = f"; attempt {last} had ended: {_why(view, last)}" if last else ""
+    return JobPlan(REPLACED, reason, f"{reason.meaning}{failed}", last, again_s=None)
 
 
 def _under_way(view: JobView, alive: Attempt, last: int) -> JobPlan:
@@ -146,17 +167,7 @@ def _under_way(view: JobView, alive: Attempt, last: int) -> JobPlan:
 
 def _after_failure(view: JobView, last: int) -> JobPlan:
     """The latest attempt is over or its pod has vanished, and the record does not say succeeded."""
-    ended = next((attempt for attempt in view.attempts if attempt.number == last), None)
-    recorded = (
-        view.record.message
-        if view.record is not None and view.record.state == RECORD_FAILED
-        else ""
-    )
-    why = (
-        recorded
-        or (ended.message if ended is not None else "its pod has vanished")
-        or "the driver ended without a result; see its log"
-    )
+    ended, why = _attempt(view, last), _why(view, last)
     if ended is not None and ended.exit_code == EXIT_UNUSABLE:
         return JobPlan(
             FAILED, Reason.FAILED, f"attempt {last} cannot succeed: {why}", last, again_s=None
@@ -186,6 +197,20 @@ def _after_failure(view: JobView, last: int) -> JobPlan:
     return _begin(
         view, last + 1, Reason.RETRYING, f"attempt {last} failed: {why}; attempt {last + 1} begins"
     )
+
+
+def _attempt(view: JobView, number: int) -> Attempt | None:
+    return next((attempt for attempt in view.attempts if attempt.number == number), None)
+
+
+def _why(view: JobView, number: int) -> str:
+    """Why that attempt did not succeed: as the record says, or else as its pod does."""
+    if view.record is not None and view.record.state == RECORD_FAILED and view.record.message:
+        return view.record.message
+    ended = _attempt(view, number)
+    return (
+        ended.message if ended is not None else "its pod has vanished"
+    ) or "the driver ended without a result; see its log"
 
 
 def _begin(view: JobView, number: int, reason: Reason, message: str) -> JobPlan:

@@ -9,6 +9,7 @@ that runs, and for no other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from magnetar_operator import names
@@ -16,6 +17,49 @@ from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Problem, wall_ms_of
 from magnetar_operator.jobs.plan import Attempt
 from magnetar_operator.pods import pods as broker_pods
+
+
+@dataclass(frozen=True, slots=True)
+class JobPods:
+    """The pods of a job: its drivers, and the executors of these."""
+
+    drivers: tuple[Manifest, ...]
+    executors: tuple[Manifest, ...]
+
+    @classmethod
+    def among(cls, pods: Sequence[Manifest], job_uid: str) -> JobPods:
+        drivers = owned_by(pods, [job_uid])
+        return cls(tuple(drivers), tuple(owned_by(pods, _uids(drivers))))
+
+    def of_run(self, run: str) -> JobPods:
+        """Its drivers, and the executors of those at work."""
+        drivers = [pod for pod in self.drivers if is_of(pod, run)]
+        return JobPods(
+            tuple(drivers), tuple(owned_by(self.executors, _uids(drivers_at_work(drivers))))
+        )
+
+    def driver_of_another(self, run: str) -> str:
+        """The name of a driver of another run that has not ended; "" = there is none."""
+        return next(
+            (
+                broker_pods.name_of(pod)
+                for pod in self.drivers
+                if not is_of(pod, run) and not attempt_of(pod).is_over
+            ),
+            "",
+        )
+
+    def over(self) -> list[tuple[str, Manifest]]:
+        """Drivers that have ended and are not being deleted, with the label of their run."""
+        return [
+            (str(pod["metadata"]["labels"].get(names.RUN, "")), pod)
+            for pod in self.drivers
+            if attempt_of(pod).is_over and not broker_pods.is_terminating(pod)
+        ]
+
+
+def is_of(pod: Manifest, run: str) -> bool:
+    return bool(pod["metadata"]["labels"].get(names.RUN) == run[: names.LABEL_LENGTH_MAX])
 
 
 def attempt_of(pod: Manifest) -> Attempt:

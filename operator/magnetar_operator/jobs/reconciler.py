@@ -1,68 +1,55 @@
 """Reconciling a `DataJob`.
 
-Owns: the order of steps, the driver pods and their executors'. Imports: world, jobs.plan,
-jobs.pods, pods.care, builders, magnetar.metadata. Invariants: pods have deterministic names, so
-making one twice is refused; nothing is decided about a run while its record cannot be read; only
-pods that this resource owns are touched, and by force only one that is terminating on a lost node;
-a driver has no rights: its executors are made and deleted here.
+Owns: the order of steps, reading records, the status. Imports: world, jobs.plan, jobs.schedule,
+jobs.runs, jobs.drivers, magnetar.metadata. Invariants: nothing is decided about a run while its
+record cannot be read; a run is in the status before it has a driver; the record of a run that is
+forgotten goes before its entry.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from magnetar.errors import NamespaceNotFound, StoreError, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
-from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import TopicName
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.data_job import DataJob, Run
-from magnetar_operator import names
-from magnetar_operator.brokers.desired import identity_of
-from magnetar_operator.builders.job_pods import (
-    SECRET_BYTES,
-    driver_pod,
-    executor_pod,
-    job_policy,
-    job_secret,
-)
-from magnetar_operator.builders.object import Manifest
-from magnetar_operator.builders.service_account import spark_account
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, timestamp
-from magnetar_operator.engine.planning import Create, Update, plan
+from magnetar_operator.conditions import Problem, Reason, timestamp, wall_ms_of
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import World, is_paused
+from magnetar_operator.jobs import drivers
 from magnetar_operator.jobs.plan import (
-    FAILED,
+    FINAL,
     PENDING,
     RUNNING,
     SUCCEEDED,
-    SUSPENDED,
     JobPlan,
     JobView,
     plan_job,
 )
-from magnetar_operator.jobs.pods import (
-    any_runs,
-    attempt_of,
-    drivers_at_work,
-    left_over,
-    missing_executors,
-    not_started,
-    owned_by,
+from magnetar_operator.jobs.pods import JobPods, any_runs, attempt_of, not_started
+from magnetar_operator.jobs.runs import (
+    RunRecords,
+    entry_after,
+    findings,
+    is_over,
+    remembered,
+    schedule_view,
+    shown_plan,
+    status_fields,
+    with_begun,
 )
-from magnetar_operator.kube.errors import ApiRefused, NamespaceTerminating
-from magnetar_operator.kube.kinds import BY_KIND, POD, SECRET
-from magnetar_operator.pods import pods as broker_pods
-from magnetar_operator.pods.care import delete_lost, lost_nodes
+from magnetar_operator.jobs.schedule import Schedule, giving_way, plan_schedule
 
-HISTORY_MAX = 10
 STORE_RETRY_S = 3.0
 READ_TIMEOUT_S = 5.0
-FINAL = (SUCCEEDED, FAILED)
+AGAIN_MIN_S = 0.1
 
 
 async def reconcile(world: World, key: Key) -> float | None:
@@ -73,75 +60,99 @@ async def reconcile(world: World, key: Key) -> float | None:
     if is_paused(job):
         await world.events.paused(job)
         return None
-    run = names.run_id(job.spec.run_request, job.metadata.uid)
     cluster = await world.cluster(job.namespace, job.spec.cluster_ref.name)
     if cluster is None:
         message = (
             f"BrokerCluster {job.namespace}/{job.spec.cluster_ref.name} does not exist; make it, "
             "or correct clusterRef"
         )
-        return await _wait(world, job, run, Reason.CLUSTER_MISSING, message)
+        return await _wait(world, job, Reason.CLUSTER_MISSING, message)
     if cluster.spec.storage.s3 is not None:
         # Neither its storage nor this can change: there is nothing to wait for.
         message = f"{Reason.STORAGE_UNSUPPORTED.meaning} {Reason.STORAGE_UNSUPPORTED.remedy}"
-        await _wait(world, job, run, Reason.STORAGE_UNSUPPORTED, message)
+        await _wait(world, job, Reason.STORAGE_UNSUPPORTED, message)
         return None
+    planned = plan_schedule(schedule_view(job, world.clock.wall_ms()))
+    history = with_begun(job.status.history, planned.begin)
     try:
-        record, obstacle = await _read_store(world, job, cluster, run)
+        records, obstacle = await _read_store(world, job, cluster, history)
     except (StoreError, TimeoutError) as error:
         message = (
             "neither the run's record nor its topic can be read: "
             f"{str(error) or 'no answer in time'}"
         )
-        return await _wait(world, job, run, Reason.STORE_UNAVAILABLE, message)
-    pods, executors = await _pods(world, job)
-    at_work = drivers_at_work(pods)
-    await _let_go(world, job, [*pods, *executors])
-    for executor in left_over(executors, at_work):
-        await world.api.delete(executor)
-    mine = owned_by(executors, [pod["metadata"]["uid"] for pod in at_work])
-    view = _view(world, job, run, pods, mine, record, obstacle)
-    decided = plan_job(view)
-    if decided.state == RUNNING:
-        refused = await _make_executors(world, job, cluster, at_work, executors)
-        if refused is not None and view.not_started is None:
-            decided = plan_job(replace(view, not_started=refused))
-    if decided.stop:
-        # First that the attempt is not used up: the pod may be gone before anybody looks again.
-        await _write_status(world, job, run, decided, record)
-        await _stop(world, job, pods, mine)
-        return decided.again_s
-    if decided.degraded:
-        await world.events.once(job, "Warning", decided.reason.value, decided.message)
-    if decided.create:
-        await _create(world, job, cluster, run, pods, decided)
-    await _write_status(world, job, run, decided, record)
-    return decided.again_s
+        return await _wait(world, job, Reason.STORE_UNAVAILABLE, message)
+    if planned.begin:
+        job = await _note(world, job, planned, history)
+    await _report_schedule(world, job, planned)
+    pods = await drivers.pods_of(world, job)
+    await drivers.let_go(world, job, pods)
+    plans = await _advance(world, job, cluster, pods, records, obstacle)
+    return await _conclude(world, job, cluster, pods, planned, plans, records)
 
 
-async def _wait(world: World, job: DataJob, run: str, reason: Reason, message: str) -> float:
+async def _wait(world: World, job: DataJob, reason: Reason, message: str) -> float:
+    """Nothing can be decided now."""
     await world.events.once(job, "Warning", reason.value, message)
-    attempt = job.status.attempt if job.status.run == run else 0
-    state = job.status.state if job.status.run == run and job.status.state else PENDING
-    await _write_status(
-        world, job, run, JobPlan(state, reason, message, attempt, degraded=True), None
-    )
+    plan = JobPlan(PENDING, reason, message, 0, degraded=True)
+    update = {
+        "observed_generation": job.metadata.generation,
+        "state": job.status.state or PENDING,
+        "conditions": world.conditions(job, job.status.conditions, findings(plan)),
+    }
+    await world.write_status(job, job.status.model_copy(update=update))
     return STORE_RETRY_S
 
 
-# --- reading the world ----------------------------------------------------------------------------
+async def _note(world: World, job: DataJob, planned: Schedule, history: tuple[Run, ...]) -> DataJob:
+    """Put the runs that begin into the status: whatever happens next, they are known. Raises
+    KubernetesError."""
+    plan = JobPlan(PENDING, Reason.PENDING, "the run begins", 0)
+    status = job.status.model_copy(update=status_fields(job, planned, history, plan))
+    await world.write_status(job, status)
+    return job.model_copy(update={"status": status})
+
+
+async def _report_schedule(world: World, job: DataJob, planned: Schedule) -> None:
+    """Say which time of the schedule is not run, or waits."""
+    if planned.missed_ms:
+        await world.events.once(
+            job,
+            "Warning",
+            "MissedSchedule",
+            f"the run of {timestamp(planned.missed_ms)} was due more than "
+            f"{job.spec.starting_deadline_seconds} s ago and is left out",
+        )
+    if planned.waiting_ms:
+        await world.events.once(
+            job,
+            "Normal",
+            "RunUnderWay",
+            f"the run of {timestamp(planned.waiting_ms)} waits for the end of the one under way",
+        )
+
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 async def _read_store(
-    world: World, job: DataJob, cluster: BrokerCluster, run: str
-) -> tuple[JobRunRecord | None, Problem | None]:
-    """The run's record, and what is wrong with its topic. Raises StoreError, TimeoutError."""
+    world: World, job: DataJob, cluster: BrokerCluster, history: Sequence[Run]
+) -> tuple[RunRecords, Problem | None]:
+    """The records of the latest run and of those under way, and what is wrong with their topic.
+    Raises StoreError, TimeoutError."""
     reader = (await world.store_of(cluster)).reader
+    found = {}
     async with asyncio.timeout(READ_TIMEOUT_S):
-        item = await reader.get(keys.job_run(f"{job.namespace}/{job.name}", run))
-        return JobRunRecord.decode(item.value) if item is not None else None, await _obstacle(
-            reader, job
-        )
+        for number, entry in enumerate(history):
+            if number == 0 or entry.state not in FINAL:
+                item = await reader.get(_record_key(job, entry.run))
+                if item is not None:
+                    found[entry.run] = JobRunRecord.decode(item.value)
+        return RunRecords(found), await _obstacle(reader, job)
+
+
+def _record_key(job: DataJob, run: str) -> str:
+    return keys.job_run(f"{job.namespace}/{job.name}", run)
 
 
 async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
@@ -159,198 +170,137 @@ async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
     return None
 
 
-async def _pods(world: World, job: DataJob) -> tuple[list[Manifest], list[Manifest]]:
-    """The job's drivers, and the executors of these. Raises KubernetesError."""
-    found = await world.api.list(POD, job.namespace, names.selector_text({names.JOB: job.name}))
-    drivers = owned_by(found, [job.metadata.uid])
-    return drivers, owned_by(found, [pod["metadata"]["uid"] for pod in drivers])
-
-
-def _is_of(pod: Manifest, run: str) -> bool:
-    return bool(pod["metadata"]["labels"].get(names.RUN) == run[: names.LABEL_LENGTH_MAX])
-
-
 def _view(
-    world: World,
     job: DataJob,
-    run: str,
-    pods: list[Manifest],
-    executors: list[Manifest],
-    record: JobRunRecord | None,
+    entry: Run,
+    pods: JobPods,
+    mine: JobPods,
+    records: RunRecords,
     obstacle: Problem | None,
+    now_ms: int,
 ) -> JobView:
-    attempts = {pod["metadata"]["name"]: attempt_of(pod) for pod in pods}
-    other = next(
-        (
-            pod["metadata"]["name"]
-            for pod in pods
-            if not _is_of(pod, run) and not attempts[pod["metadata"]["name"]].is_over
-        ),
-        "",
-    )
+    alone = job.spec.concurrency_policy != "Allow"
     return JobView(
         suspended=job.spec.suspend,
         attempts_max=job.spec.attempts_max,
-        last_attempt=job.status.attempt if job.status.run == run else 0,
-        attempts=tuple(attempts[pod["metadata"]["name"]] for pod in pods if _is_of(pod, run)),
-        record=record,
-        other_driver=other,
-        now_ms=world.clock.wall_ms(),
+        last_attempt=entry.attempts,
+        attempts=tuple(map(attempt_of, mine.drivers)),
+        record=records.of(entry.run),
+        other_driver=pods.driver_of_another(entry.run) if alone else "",
+        now_ms=now_ms,
         obstacle=obstacle,
-        not_started=not_started([*(pod for pod in pods if _is_of(pod, run)), *executors]),
-        executors_run=any_runs(executors),
+        not_started=not_started([*mine.drivers, *mine.executors]),
+        executors_run=any_runs(mine.executors),
+        gives_way=giving_way(job.spec.concurrency_policy, job.status.history).get(entry.run, ""),
     )
 
 
 # --- effects --------------------------------------------------------------------------------------
 
 
-async def _stop(
-    world: World, job: DataJob, pods: list[Manifest], executors: list[Manifest]
-) -> None:
-    """Stop the job's drivers and their executors. Raises KubernetesError."""
-    for pod in executors:
-        await world.api.delete(pod)
-    for pod in pods:
-        if (
-            not attempt_of(pod).is_over
-            and not broker_pods.is_terminating(pod)
-            and await world.api.delete(pod)
-        ):
-            await world.events.normal(
-                job, Reason.SUSPENDED.value, f"driver {pod['metadata']['name']} is stopped"
-            )
-
-
-async def _let_go(world: World, job: DataJob, pods: list[Manifest]) -> None:
-    """End the wait for pods that were deleted and whose node cannot confirm it. Raises
-    KubernetesError.
-
-    A driver that runs on all the same does no harm: of two commits the second fails, and a success
-    stays recorded. No run waits for one, so that Kubernetes' own eviction decides when the pods of
-    a silent node are to go: each costs an attempt.
-    """
-    going = [pod for pod in pods if broker_pods.is_terminating(pod)]
-    await delete_lost(world, job, going, await lost_nodes(world, going))
-
-
-async def _create(
+async def _advance(
     world: World,
     job: DataJob,
     cluster: BrokerCluster,
-    run: str,
-    pods: list[Manifest],
-    decided: JobPlan,
-) -> None:
-    """Make the driver of an attempt. Raises KubernetesError."""
-    for pod in pods:
-        if not _is_of(pod, run):
-            await world.api.delete(pod)  # of an earlier run, and over; its record stays
-    await _ensure_parts(world, job, cluster)
-    manifest = driver_pod(job, cluster, world.defaults, run, decided.create)
-    if await world.api.create(POD, manifest) is not None:
-        await world.events.normal(
-            job, "Started", f"{decided.message} (run {run}, pod {manifest['metadata']['name']})"
-        )
-
-
-async def _make_executors(
-    world: World,
-    job: DataJob,
-    cluster: BrokerCluster,
-    drivers: list[Manifest],
-    executors: list[Manifest],
-) -> Problem | None:
-    """Make the executors that drivers at work lack; why Kubernetes refuses one. Raises
+    pods: JobPods,
+    records: RunRecords,
+    obstacle: Problem | None,
+) -> dict[str, JobPlan]:
+    """One step of every run under way, the oldest first: what was decided. Raises
     KubernetesError."""
-    for driver in drivers:
-        for number in missing_executors(driver, executors, job.spec.executors.instances):
-            try:
-                await world.api.create(
-                    POD, executor_pod(job, cluster, world.defaults, driver, number)
-                )
-            except NamespaceTerminating:
-                raise
-            except ApiRefused as error:
-                reason = Reason.EXECUTORS_REFUSED
-                return Problem(reason, f"an executor is refused: {error}. {reason.remedy}")
-    return None
+    plans = {}
+    made = ""
+    for entry in reversed(job.status.history):
+        if is_over(entry, records):
+            continue
+        mine = pods.of_run(entry.run)
+        view = _view(job, entry, pods, mine, records, obstacle, world.clock.wall_ms())
+        if made and job.spec.concurrency_policy != "Allow":
+            view = replace(view, other_driver=made)
+        decided = plan_job(view)
+        if decided.state == RUNNING and not decided.stop:
+            refused = await drivers.make_executors(world, job, cluster, mine)
+            if refused is not None and view.not_started is None:
+                decided = plan_job(replace(view, not_started=refused))
+        if decided.degraded:
+            await world.events.once(
+                job, "Warning", decided.reason.value, decided.message, part=entry.run
+            )
+        if decided.create:
+            made = await drivers.begin_attempt(world, job, cluster, entry.run, decided)
+        plans[entry.run] = decided
+    return plans
 
 
-async def _ensure_parts(world: World, job: DataJob, cluster: BrokerCluster) -> None:
-    """What the pods need beside the cluster's: their account, their secret, and who may reach
-    them. Raises KubernetesError."""
-    if await world.api.get(SECRET, job.namespace, names.job_parts(job.name)) is None:
-        key = world.clock.random_bits(8 * SECRET_BYTES).to_bytes(SECRET_BYTES, "big")
-        await world.api.create(SECRET, job_secret(job, cluster, key))
-    wanted = [spark_account(job.namespace), job_policy(job, cluster)]
-    found = [
-        await world.api.get(BY_KIND[kind], job.namespace, name)
-        for kind, name in map(identity_of, wanted)
-    ]
-    have = {identity_of(item): item for item in found if item is not None}
-    for step in plan(wanted, have, owner_uid=job.metadata.uid):
-        if isinstance(step, Create | Update):
-            await world.api.apply(step.manifest)
-
-
-# --- status ---------------------------------------------------------------------------------------
-
-
-async def _write_status(
-    world: World, job: DataJob, run: str, decided: JobPlan, record: JobRunRecord | None
-) -> None:
-    began = next((entry for entry in job.status.history if entry.run == run), None)
-    now = timestamp(world.clock.wall_ms())
-    final = decided.state in FINAL
-    started = timestamp(record.started_ms) if record is not None and record.started_ms else ""
-    finished = timestamp(record.finished_ms) if record is not None and record.finished_ms else now
-    entry = Run(
-        run=run,
-        state=decided.state,
-        attempts=decided.attempt,
-        started_at=started
-        or (began.started_at if began is not None else "")
-        or (now if decided.attempt else ""),
-        finished_at=(began.finished_at if began is not None and began.finished_at else finished)
-        if final
-        else "",
-        message=record.message
-        if decided.state == SUCCEEDED and record is not None
-        else decided.message,
-        result={name: str(value) for name, value in record.result.items()}
-        if record is not None and decided.state == SUCCEEDED
-        else {},
+async def _conclude(
+    world: World,
+    job: DataJob,
+    cluster: BrokerCluster,
+    pods: JobPods,
+    planned: Schedule,
+    plans: dict[str, JobPlan],
+    records: RunRecords,
+) -> float | None:
+    """Write what was decided, stop what is to be stopped, and forget what is too old. Raises
+    KubernetesError."""
+    now_ms = world.clock.wall_ms()
+    history = tuple(
+        entry_after(entry, plans[entry.run], records.of(entry.run), now_ms)
+        if entry.run in plans
+        else entry
+        for entry in job.status.history
     )
-    others = [known for known in job.status.history if known.run != run]
-    findings = _findings(decided)
-    update = {
-        "observed_generation": job.metadata.generation,
-        "state": decided.state,
-        "run": run,
-        "attempt": decided.attempt,
-        "driver_pod": names.driver_pod(job.name, job.metadata.uid, run, decided.attempt)
-        if decided.attempt
-        else "",
-        "history": (entry, *others)[:HISTORY_MAX],
-        "conditions": world.conditions(job, job.status.conditions, findings),
-    }
-    was = job.status.state if job.status.run == run else ""
-    await world.write_status(job, job.status.model_copy(update=update))
-    if final and was != decided.state:
-        tell = world.events.normal if decided.state == SUCCEEDED else world.events.warning
-        await tell(job, decided.reason.value, f"run {run}: {decided.message}")
+    kept = remembered(job, history)
+    forgotten = {entry.run for entry in history} - {entry.run for entry in kept}
+    if not await _forget(world, job, cluster, forgotten):
+        kept = history
+    ending_s, with_pods = _pods_kept(job, kept, now_ms)
+    await drivers.delete_over(world, pods, with_pods)
+    plan = shown_plan(job, kept, plans)
+    fields = status_fields(job, planned, kept, plan)
+    conditions = world.conditions(job, job.status.conditions, findings(plan))
+    # First that a stopped attempt is not used up: its pod may be gone before anybody looks again.
+    await world.write_status(
+        job, job.status.model_copy(update={**fields, "conditions": conditions})
+    )
+    for run, decided in plans.items():
+        if decided.stop:
+            await drivers.stop(world, job, pods.of_run(run), decided.reason)
+    before = {entry.run: entry.state for entry in job.status.history}
+    for entry in history:
+        if entry.state in FINAL and before[entry.run] != entry.state:
+            report = world.events.normal if entry.state == SUCCEEDED else world.events.warning
+            decided = plans[entry.run]
+            await report(job, decided.reason.value, f"run {entry.run}: {decided.message}")
+    waits = [decided.again_s for decided in plans.values() if decided.again_s is not None]
+    if planned.next_ms and not job.spec.suspend:
+        waits.append(max(AGAIN_MIN_S, (planned.next_ms - now_ms) / 1000))
+    return min([*waits, *ending_s], default=None)
 
 
-def _findings(decided: JobPlan) -> list[Finding]:
-    moving = decided.state not in (*FINAL, SUSPENDED) and not decided.degraded
-    return [
-        Finding(Type.PROGRESSING, moving, decided.reason, decided.message),
-        Finding(
-            Type.DEGRADED,
-            decided.degraded or decided.state == FAILED,
-            decided.reason,
-            decided.message,
-        ),
-        Finding(Type.READY, decided.state == SUCCEEDED, decided.reason, decided.message),
-    ]
+async def _forget(world: World, job: DataJob, cluster: BrokerCluster, runs: Iterable[str]) -> bool:
+    """Delete the records of runs; False if the store does not take it now: they stay in the
+    history. Raises KubernetesError."""
+    deletions = [Delete(_record_key(job, run)) for run in sorted(runs)]
+    if not deletions:
+        return True
+    try:
+        await (await world.store_of(cluster)).write((), deletions)
+    except (StoreError, TimeoutError):
+        return False
+    return True
+
+
+def _pods_kept(job: DataJob, history: Sequence[Run], now_ms: int) -> tuple[list[float], list[str]]:
+    """When the pods of runs that are over are to go, in seconds, and the runs whose pods stay."""
+    ttl_s = job.spec.ttl_seconds_after_finished
+    waits, runs = [], []
+    for entry in history:
+        left_s = float("inf")
+        if entry.state in FINAL and ttl_s is not None and entry.finished_at:
+            left_s = wall_ms_of(entry.finished_at) / 1000 + ttl_s - now_ms / 1000
+        if left_s > 0:
+            runs.append(entry.run)
+            if left_s != float("inf"):
+                waits.append(left_s)
+    return waits, runs

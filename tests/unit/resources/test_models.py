@@ -31,6 +31,10 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.storage.s3.credentials",
     "spec.etcd.external",
     "spec.compaction",
+    # absent: once; however late; as long as the history
+    "spec.schedule",
+    "spec.startingDeadlineSeconds",
+    "spec.ttlSecondsAfterFinished",
     "spec.executors.cpu",  # as many as it has cores
     "spec.tls",
     "spec.auth",
