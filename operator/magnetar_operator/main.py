@@ -89,6 +89,7 @@ class Operator:
             credentials,
             self.metrics.autoscaling,
             lambda namespace: self.informers.refused(namespace),
+            jobs=self.metrics.jobs,
             look_at=self.queue.add,
         )
         self.controller = Controller(

@@ -23,6 +23,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from magnetar_operator.brokers.autoscaling_metrics import AutoscalingMetrics
+from magnetar_operator.jobs.metrics import JobMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 QUEUE = "magnetar"
@@ -83,6 +84,7 @@ class OperatorMetrics:
         self.registry.register(self._resources)
         self.autoscaling = AutoscalingMetrics()
         self.registry.register(self.autoscaling)
+        self.jobs = JobMetrics(self.registry)
         self.registry.register(self._certificates)
         self._reconciliations()
         self._queue()

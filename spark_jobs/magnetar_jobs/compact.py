@@ -16,7 +16,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,14 @@ from magnetar_jobs.commit import Committer, Conflict
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
 from magnetar_jobs.inputs import BEFORE_ALL, Position
 from magnetar_jobs.planning import CompactionPlan, plan_topic
+from magnetar_jobs.progress import (
+    COMMITTING,
+    PLANNING,
+    STARTING,
+    Publisher,
+    RunProgress,
+    published,
+)
 from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.run_record import RunRecord
 from magnetar_jobs.session import JavaMissing, SessionSettings, spark_session
@@ -105,6 +113,7 @@ class Compactor:
     committer: Committer
     session: SparkSession
     options: CompactionOptions
+    progress: RunProgress = field(default_factory=lambda: RunProgress(SystemClock()))
 
     async def compact(
         self, topic: TopicName, result: Result, rolled: Position = BEFORE_ALL
@@ -115,7 +124,9 @@ class Compactor:
         Raises Conflict if others were faster `ATTEMPTS_MAX` times.
         """
         for attempt in range(1, ATTEMPTS_MAX + 1):
+            self.progress.enter(PLANNING)
             plan = await plan_up_to(self.store, self.volume, topic, rolled)
+            self.progress.planned(plan.bytes)
             limits = {"complete": shown(plan.complete)} if plan.complete is not None else {}
             shape = {"groups": len(plan.groups), "bytes": plan.bytes}
             log.info(
@@ -129,6 +140,7 @@ class Compactor:
             if not plan.news:
                 result.leave_behind(late)
                 log.info("compaction.nothing_new", topic=str(topic), horizon=shown(plan.horizon))
+                self.progress.topic_done()
                 return
             try:
                 committed = await self.committer.commit(plan, partial(self._write, plan))
@@ -139,6 +151,7 @@ class Compactor:
                 if attempt == ATTEMPTS_MAX:
                     raise
                 continue
+            self.progress.topic_done()
             written = committed.written
             result.leave_behind(late)
             result.topics += 1
@@ -158,9 +171,17 @@ class Compactor:
 
     async def _write(self, plan: CompactionPlan, intent: str) -> Written:
         """Both phases, off the event loop: they block for as long as Spark works."""
-        return await asyncio.to_thread(
-            compact_plan, self.session, self.tasks_volume, plan, self.options, intent
+        written = await asyncio.to_thread(
+            compact_plan,
+            self.session,
+            self.tasks_volume,
+            plan,
+            self.options,
+            intent,
+            self.progress.enter,
         )
+        self.progress.enter(COMMITTING)
+        return written
 
 
 async def plan_up_to(
@@ -265,7 +286,8 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
             log.info("compaction.done_before", job=options.job, run=options.run, **done.result)
             return SUCCEEDED
         try:
-            result = await _compact_all(store, clock, topic, options, environment)
+            async with published(store, clock, options.job, options.run) as publisher:
+                result = await _compact_all(store, clock, topic, options, environment, publisher)
         except MagnetarError as error:
             await record.fail(f"{type(error).__name__}: {error}")
             raise
@@ -285,7 +307,9 @@ async def _compact_all(
     topic: TopicName,
     options: argparse.Namespace,
     environment: Mapping[str, str],
+    publisher: Publisher,
 ) -> Result:
+    progress = publisher.progress
     topics = await partitions_of(store, topic)
     rolled = dict.fromkeys(topics, BEFORE_ALL)
     if not options.no_roll:
@@ -296,12 +320,17 @@ async def _compact_all(
     volume = volume_at(options.volume, clock)
     result = Result()
     settings = session_settings(options)
+    progress.begin_topics(len(topics))
+    progress.enter(STARTING)
+    await publisher.publish()  # nothing else runs here until the session has begun
     try:
-        with spark_session(settings, environment) as session:
+        with spark_session(settings, environment, progress.tasks) as session:
             register_source(session)
             committer = Committer(store, volume, clock, options.job, options.run)
             compaction = CompactionOptions(options.retain_keyless, settings.parallelism)
-            compactor = Compactor(store, volume, options.volume, committer, session, compaction)
+            compactor = Compactor(
+                store, volume, options.volume, committer, session, compaction, progress
+            )
             for partition in topics:
                 await compactor.compact(partition, result, rolled[partition])
     finally:

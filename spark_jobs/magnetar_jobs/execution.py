@@ -7,7 +7,7 @@ what has arrived since); nothing is committed here; the result depends on the pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from magnetar_jobs.phases import (
     survivors_per_group,
 )
 from magnetar_jobs.planning import CompactionPlan
+from magnetar_jobs.progress import READING, WRITING
 from magnetar_jobs.source import MESSAGES, read_topic
 from magnetar_jobs.writing import SEGMENT_BYTES_MAX, WRITTEN_SCHEMA, SurvivorWriter
 
@@ -71,8 +72,11 @@ def compact_plan(
     plan: CompactionPlan,
     options: CompactionOptions,
     intent: str,
+    enter: Callable[[str], None] = lambda _phase: None,
 ) -> Written:
-    """Run both phases. Raises what Spark raises when a task failed four times."""
+    """Run both phases; `enter` gets the name of each. Raises what Spark raises when a task failed
+    four times."""
+    enter(READING)
     messages = read_topic(session, volume, str(plan.topic), plan.groups, view=MESSAGES)
     observation = Observation("phase 1")
     observed = messages.observe(
@@ -98,6 +102,7 @@ def compact_plan(
             plan.groups, {row["group"]: row["kept"] for row in groups}, seen["messages"], options
         )
         kept = survivors(newest, seen["first_commit"])
+        enter(WRITING)
         segments = _write(session, volume, plan, kept, tasks, options, intent) if tasks else ()
         return Written(segments, seen["messages"], sum(row["keys"] for row in groups))
     finally:

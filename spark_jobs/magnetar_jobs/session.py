@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,10 +159,12 @@ def require_java(environment: Mapping[str, str]) -> Path:
 
 @contextmanager
 def spark_session(
-    settings: SessionSettings, environment: Mapping[str, str] = os.environ
+    settings: SessionSettings,
+    environment: Mapping[str, str] = os.environ,
+    tasks: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[SparkSession]:
-    """A session that reports progress and is stopped at the end. Raises JavaMissing,
-    InvalidRequest."""
+    """A session that reports progress, to `tasks` as well, and is stopped at the end. Raises
+    JavaMissing, InvalidRequest."""
     require_java(environment)
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -178,7 +180,7 @@ def spark_session(
     session.sparkContext.setLogLevel("WARN")
     log.info("spark.started", application=session.sparkContext.applicationId)
     try:
-        with report_progress(session):
+        with report_progress(session, tasks):
             yield session
     finally:
         session.stop()
@@ -186,17 +188,23 @@ def spark_session(
 
 @contextmanager
 def report_progress(
-    session: SparkSession, interval_s: float = PROGRESS_INTERVAL_S
+    session: SparkSession,
+    tasks: Callable[[int, int], None],
+    interval_s: float = PROGRESS_INTERVAL_S,
 ) -> Iterator[None]:
-    """Log stages and tasks every `interval_s` while the block runs."""
+    """Log stages and tasks every `interval_s` while the block runs; `tasks` gets how many of the
+    active stages have ended, of how many."""
     done = threading.Event()
     tracker = session.sparkContext.statusTracker()
 
     def report() -> None:
         while not done.wait(interval_s):
+            completed, total = 0, 0
             for identifier in tracker.getActiveStageIds():
                 stage = tracker.getStageInfo(identifier)
                 if stage is not None:
+                    completed += stage.numCompletedTasks
+                    total += stage.numTasks
                     log.info(
                         "spark.progress",
                         stage=identifier,
@@ -206,6 +214,7 @@ def report_progress(
                         active=stage.numActiveTasks,
                         failed=stage.numFailedTasks,
                     )
+            tasks(completed, total)
 
     reporter = threading.Thread(target=report, name="spark-progress", daemon=True)
     reporter.start()

@@ -9,7 +9,7 @@ import pytest
 
 from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
-from magnetar.metadata.records import JobRunRecord
+from magnetar.metadata.records import JobProgressRecord, JobRunRecord
 from magnetar.names import TopicName
 from tests.apiserver.job_stage import TOPIC, Jobs
 from tests.apiserver.stage import (
@@ -292,6 +292,66 @@ async def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdPro
                 and jobs.driver(1, "again") is None
             ),
         )
+
+
+async def test_a_job_shows_how_far_its_driver_is_and_why_an_attempt_failed(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """As the driver says: an Event at each phase, not at each step. Nothing is shown of one that
+    has ended; its error stays, whatever follows, and its end is counted."""
+
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace) as operator,
+    ):
+        jobs, pod = await begun(scene, brokers, cluster_etcd)
+        job, run = f"{scene.namespace}/prices", pod["metadata"]["labels"]["magnetar.io/run"]
+        jobs.report(pod["metadata"]["name"], "Running", podIP="10.1.2.3")
+
+        async def shows(phase: str, percent: int) -> dict[str, Any]:
+            record = JobProgressRecord(phase, 1, 4, 10, 40, percent, 5, 60, 1000)
+            await brokers.store.put(keys.job_progress(job, run), record.encode())
+            found: dict[str, Any] = await until(
+                f"{phase} {percent}",
+                lambda: (
+                    (shown := jobs.status().get("progress", {})).get("complete") == f"{percent}%"
+                    and shown
+                ),
+            )
+            return found
+
+        shown = await shows("Reading", 31)
+        assert (shown["phase"], shown["topicsDone"], shown["topicsTotal"]) == ("Reading", 1, 4)
+        assert (shown["bytesPerSecond"], shown["secondsLeft"]) == (5, 60)
+        await shows("Reading", 35)
+        await shows("Writing", 40)
+        events = await until(
+            "both phases", lambda: len(said := scene.events("PhaseChanged")) > 1 and said
+        )
+        assert sorted(events) == [
+            f"run {run}: {phase}; 1 of 4 topics are done" for phase in ("Reading", "Writing")
+        ]
+        columns = scene.plane.kubectl("-n", scene.namespace, "get", "datajobs").stdout
+        assert "PHASE" in columns
+        assert "40%" in columns
+
+        failed = JobRunRecord("compaction", "failed", 1, 2, {}, "StorageError: the disk is full")
+        await brokers.store.put(keys.job_run(job, run), failed.encode())
+        jobs.end(pod, {"exitCode": 1, "reason": "Error"})
+        await until("the next attempt", lambda: jobs.driver(2))
+        status = await until(
+            "no progress", lambda: "progress" not in (found := jobs.status()) and found
+        )
+        assert status["history"][0]["lastError"] == "StorageError: the disk is full"
+        done = JobRunRecord("compaction", "succeeded", 1000, 61_000, {})
+        await brokers.store.put(keys.job_run(job, run), done.encode())
+        await until("Succeeded", lambda: jobs.history() == [("once", "Succeeded")])
+        assert jobs.status()["history"][0]["lastError"] == "StorageError: the disk is full"
+        assert await until("its Event", lambda: scene.events("Succeeded"))
+        await quiet(operator)
+        text = operator.metrics.render().decode()
+        assert 'magnetar_operator_job_runs_total{state="Succeeded"} 1.0' in text
+        assert 'magnetar_operator_job_run_seconds_sum{state="Succeeded"} 60.0' in text
 
 
 async def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(

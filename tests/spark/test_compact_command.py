@@ -18,6 +18,14 @@ from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.records import JobRunRecord
 from magnetar_jobs import compact
 from magnetar_jobs.compact import FAILED, SUCCEEDED, UNUSABLE, main
+from magnetar_jobs.progress import (
+    COMMITTING,
+    PLANNING,
+    READING,
+    STARTING,
+    WRITING,
+    RunProgress,
+)
 from tests.spark.histories import History, reference, visible
 from tests.spark.topics import TOPIC
 from tests.support.durable_topics import DurableTopic
@@ -69,7 +77,13 @@ def test_a_run_compacts_records_its_counts_and_is_not_repeated(
     with DurableTopic(tmp_path / "volume") as topic:
         topic.write(history.entries)
         topic.run(topic.store.close())
+        phases: list[str] = []
+        enter = RunProgress.enter
+        monkeypatch.setattr(
+            RunProgress, "enter", lambda this, phase: (phases.append(phase), enter(this, phase))
+        )
         assert main(arguments(tmp_path, "1")) == SUCCEEDED
+        assert phases == [STARTING, PLANNING, READING, WRITING, COMMITTING]
         # Again: done before, so that neither Java nor Spark is needed.
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -78,6 +92,7 @@ def test_a_run_compacts_records_its_counts_and_is_not_repeated(
         assert visible(topic.view()) == reference(history.entries)
         item = topic.run(topic.store.get(keys.job_run("demo", "1")))
         assert item is not None
+        assert topic.run(topic.store.get(keys.job_progress("demo", "1"))) is None
         record = JobRunRecord.decode(item.value)
         assert (record.kind, record.state, record.result["generation"]) == (
             "compaction",

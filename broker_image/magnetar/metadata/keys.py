@@ -138,6 +138,11 @@ def job_run(job: str, run: str) -> str:
     return f"{JOBS}{job}/{run}"
 
 
+def job_progress(job: str, run: str) -> str:
+    """How far the driver of that run is; nothing is decided by it."""
+    return f"{job_run(job, run)}/progress"
+
+
 def intent(identifier: str) -> str:
     return f"{INTENTS}{identifier}"
 

@@ -340,6 +340,22 @@ class JobRunRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class JobProgressRecord(Record):
+    """`jobs/<job>/<run>/progress`: how far a driver is. `bytes_planned` are those of the topics
+    that have been planned so far; `eta_s` is None while it cannot be estimated."""
+
+    phase: str
+    topics_done: int
+    topics_total: int
+    bytes_done: int
+    bytes_planned: int
+    percent: int
+    bytes_per_s: int
+    eta_s: int | None
+    updated_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorSetRecord(Record):
     """`coordinator-set`: how many transaction coordinators there are.
 

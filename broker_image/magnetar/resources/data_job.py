@@ -212,6 +212,24 @@ class DataJobSpec(Model):
     )
 
 
+class JobProgress(StatusModel):
+    """How far the driver is, as it says itself."""
+
+    phase: str = Field(description="Sealing, Starting, Planning, Reading, Writing or Committing.")
+    complete: str = Field(default="", description="Share of the work that is done, in percent.")
+    topics_done: int = Field(default=0, description="Topics (partitions) that are done.")
+    topics_total: int = Field(default=0, description="Topics (partitions) of the run.")
+    bytes_done: int = Field(default=0, description="Bytes that were read and written again.")
+    bytes_planned: int = Field(
+        default=0, description="Bytes of the topics that have been planned so far."
+    )
+    bytes_per_second: int = Field(default=0, description="Bytes done by time.")
+    seconds_left: int | None = Field(
+        default=None, description="An estimate by the share that is done; absent: not known yet."
+    )
+    updated_at: str = Field(default="", description="When the driver said so, RFC 3339.")
+
+
 class Run(StatusModel):
     """One run."""
 
@@ -227,6 +245,9 @@ class Run(StatusModel):
     message: str = Field(
         default="",
         description="Why it failed, what it waits for, or what it has left to the next run.",
+    )
+    last_error: str = Field(
+        default="", description="Why its latest attempt that failed did, in the driver's words."
     )
     result: dict[str, str] = Field(default={}, description="What it did, as counted by the job.")
 
@@ -246,6 +267,9 @@ class DataJobStatus(StatusModel):
     attempt: int = Field(default=0, description="Number of its latest driver pod.")
     driver_pod: str = Field(
         default="", description="Name of its latest driver pod: kubectl logs shows what it does."
+    )
+    progress: JobProgress | None = Field(
+        default=None, description="How far the latest run is; absent while no driver is at work."
     )
     schedule: str = Field(
         default="", description="The schedule and time zone that the times below speak of."

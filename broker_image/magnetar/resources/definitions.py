@@ -100,6 +100,8 @@ NAMINGS = {
             Column("Topic", ".spec.compaction.topic"),
             Column("Schedule", ".spec.schedule"),
             Column("State", ".status.state"),
+            Column("Phase", ".status.progress.phase"),
+            Column("Progress", ".status.progress.complete"),
             _REASON, _PAUSED,
             Column("Last Run", ".status.history[0].startedAt", "date"),
             # kubectl shows a date that is to come as invalid

@@ -10,7 +10,7 @@ topic that does not exist, or while a newer run takes the run's place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from magnetar.clock import doubled_s
 from magnetar.metadata.records import JobRunRecord
@@ -81,7 +81,8 @@ class JobPlan:
     """The run's state and what to do: `create` a driver with that number (0 = none), `stop` the
     run's drivers, look `again_s` later.
 
-    `degraded`: a person may have to act before the run, which is not over, goes on.
+    `degraded`: a person may have to act before the run, which is not over, goes on. `error`: why
+    the latest attempt failed ("" = it is not known to have failed).
     """
 
     state: str
@@ -92,6 +93,7 @@ class JobPlan:
     stop: bool = False
     again_s: float | None = LOOK_AGAIN_S
     degraded: bool = False
+    error: str = ""
 
 
 def plan_job(view: JobView) -> JobPlan:
@@ -167,6 +169,10 @@ def _under_way(view: JobView, alive: Attempt, last: int) -> JobPlan:
 
 def _after_failure(view: JobView, last: int) -> JobPlan:
     """The latest attempt is over or its pod has vanished, and the record does not say succeeded."""
+    return replace(_next_attempt(view, last), error=_why(view, last))
+
+
+def _next_attempt(view: JobView, last: int) -> JobPlan:
     ended, why = _attempt(view, last), _why(view, last)
     if ended is not None and ended.exit_code == EXIT_UNUSABLE:
         return JobPlan(

@@ -9,17 +9,17 @@ forgotten goes before its entry.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from magnetar.errors import NamespaceNotFound, StoreError, TopicNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.records import JobRunRecord
+from magnetar.metadata.records import JobProgressRecord, JobRunRecord
 from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import TopicName
 from magnetar.resources.broker_cluster import BrokerCluster
-from magnetar.resources.data_job import DataJob, Run
+from magnetar.resources.data_job import DataJob, JobProgress, Run
 from magnetar_operator.conditions import Problem, Reason, timestamp, wall_ms_of
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import World, is_paused
@@ -39,6 +39,7 @@ from magnetar_operator.jobs.runs import (
     entry_after,
     findings,
     is_over,
+    progress_of,
     remembered,
     schedule_view,
     shown_plan,
@@ -141,18 +142,22 @@ async def _read_store(
     """The records of the latest run and of those under way, and what is wrong with their topic.
     Raises StoreError, TimeoutError."""
     reader = (await world.store_of(cluster)).reader
-    found = {}
+    found, progress = {}, {}
     async with asyncio.timeout(READ_TIMEOUT_S):
         for number, entry in enumerate(history):
             if number == 0 or entry.state not in FINAL:
-                item = await reader.get(_record_key(job, entry.run))
+                item = await reader.get(keys.job_run(_job_key(job), entry.run))
                 if item is not None:
                     found[entry.run] = JobRunRecord.decode(item.value)
-        return RunRecords(found), await _obstacle(reader, job)
+            if number == 0 and entry.state == RUNNING:
+                item = await reader.get(keys.job_progress(_job_key(job), entry.run))
+                if item is not None:
+                    progress[entry.run] = JobProgressRecord.decode(item.value)
+        return RunRecords(found, progress), await _obstacle(reader, job)
 
 
-def _record_key(job: DataJob, run: str) -> str:
-    return keys.job_run(f"{job.namespace}/{job.name}", run)
+def _job_key(job: DataJob) -> str:
+    return f"{job.namespace}/{job.name}"
 
 
 async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
@@ -256,8 +261,8 @@ async def _conclude(
         kept = history
     ending_s, with_pods = _pods_kept(job, kept, now_ms)
     await drivers.delete_over(world, pods, with_pods)
-    plan = shown_plan(job, kept, plans)
-    fields = status_fields(job, planned, kept, plan)
+    plan, progress = shown_plan(job, kept, plans), progress_of(kept, records)
+    fields = status_fields(job, planned, kept, plan, progress)
     conditions = world.conditions(job, job.status.conditions, findings(plan))
     # First that a stopped attempt is not used up: its pod may be gone before anybody looks again.
     await world.write_status(
@@ -266,22 +271,45 @@ async def _conclude(
     for run, decided in plans.items():
         if decided.stop:
             await drivers.stop(world, job, pods.of_run(run), decided.reason)
-    before = {entry.run: entry.state for entry in job.status.history}
-    for entry in history:
-        if entry.state in FINAL and before[entry.run] != entry.state:
-            report = world.events.normal if entry.state == SUCCEEDED else world.events.warning
-            decided = plans[entry.run]
-            await report(job, decided.reason.value, f"run {entry.run}: {decided.message}")
+    await _report(world, job, history, plans, progress)
     waits = [decided.again_s for decided in plans.values() if decided.again_s is not None]
     if planned.next_ms and not job.spec.suspend:
         waits.append(max(AGAIN_MIN_S, (planned.next_ms - now_ms) / 1000))
     return min([*waits, *ending_s], default=None)
 
 
+async def _report(
+    world: World,
+    job: DataJob,
+    history: Sequence[Run],
+    plans: Mapping[str, JobPlan],
+    progress: JobProgress | None,
+) -> None:
+    """Say that runs have ended, and that the latest one is in another phase."""
+    before = {entry.run: entry.state for entry in job.status.history}
+    for entry in history:
+        if entry.state in FINAL and before[entry.run] != entry.state:
+            world.jobs.ended(entry)
+            report = world.events.normal if entry.state == SUCCEEDED else world.events.warning
+            decided = plans[entry.run]
+            await report(job, decided.reason.value, f"run {entry.run}: {decided.message}")
+    shown = job.status.progress
+    if progress is not None and (shown is None or shown.phase != progress.phase):
+        done = f"{progress.topics_done} of {progress.topics_total} topics are done"
+        await world.events.normal(
+            job, "PhaseChanged", f"run {history[0].run}: {progress.phase}; {done}"
+        )
+
+
 async def _forget(world: World, job: DataJob, cluster: BrokerCluster, runs: Iterable[str]) -> bool:
     """Delete the records of runs; False if the store does not take it now: they stay in the
     history. Raises KubernetesError."""
-    deletions = [Delete(_record_key(job, run)) for run in sorted(runs)]
+    job_key = _job_key(job)
+    deletions = [
+        Delete(key)
+        for run in sorted(runs)
+        for key in (keys.job_run(job_key, run), keys.job_progress(job_key, run))
+    ]
     if not deletions:
         return True
     try:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from magnetar.metadata.records import JobRunRecord
+from magnetar.metadata.records import JobProgressRecord, JobRunRecord
 from magnetar.resources.cron import CronSchedule, time_zone
-from magnetar.resources.data_job import DEFAULT_RUN, DataJob, Run
+from magnetar.resources.data_job import DEFAULT_RUN, DataJob, JobProgress, Run
 from magnetar_operator import names
 from magnetar_operator.conditions import Finding, Reason, Type, timestamp, wall_ms_of
 from magnetar_operator.jobs.plan import (
@@ -23,6 +23,7 @@ from magnetar_operator.jobs.plan import (
     PENDING,
     RECORD_SUCCEEDED,
     REPLACED,
+    RUNNING,
     SCHEDULED,
     SUCCEEDED,
     SUSPENDED,
@@ -35,9 +36,10 @@ _REASONS = {SUCCEEDED: Reason.SUCCEEDED, FAILED: Reason.FAILED, REPLACED: Reason
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The durable records of runs, by run."""
+    """The durable records of runs, by run, and how far drivers say that they are."""
 
     found: Mapping[str, JobRunRecord]
+    progress: Mapping[str, JobProgressRecord]
 
     def of(self, run: str) -> JobRunRecord | None:
         return self.found.get(run)
@@ -120,6 +122,7 @@ def entry_after(entry: Run, plan: JobPlan, record: JobRunRecord | None, now_ms: 
         started_at=started or entry.started_at or (now if plan.attempt else ""),
         finished_at=(entry.finished_at or finished) if final else "",
         message=record.message if succeeded and record is not None else plan.message,
+        last_error=plan.error or entry.last_error,
         result={name: str(value) for name, value in record.result.items()}
         if succeeded and record is not None
         else {},
@@ -170,8 +173,30 @@ def findings(plan: JobPlan) -> list[Finding]:
     ]
 
 
+def progress_of(history: Sequence[Run], records: RunRecords) -> JobProgress | None:
+    """How far the latest run is, if its driver is at work and says so."""
+    record = records.progress.get(history[0].run) if history else None
+    if record is None or history[0].state != RUNNING:
+        return None
+    return JobProgress(
+        phase=record.phase,
+        complete=f"{record.percent}%",
+        topics_done=record.topics_done,
+        topics_total=record.topics_total,
+        bytes_done=record.bytes_done,
+        bytes_planned=record.bytes_planned,
+        bytes_per_second=record.bytes_per_s,
+        seconds_left=record.eta_s,
+        updated_at=timestamp(record.updated_ms),
+    )
+
+
 def status_fields(
-    job: DataJob, planned: Schedule, history: Sequence[Run], plan: JobPlan
+    job: DataJob,
+    planned: Schedule,
+    history: Sequence[Run],
+    plan: JobPlan,
+    progress: JobProgress | None = None,
 ) -> dict[str, Any]:
     """Everything in the status but the conditions."""
     latest = history[0] if history else None
@@ -184,6 +209,7 @@ def status_fields(
         "run": run,
         "attempt": attempt,
         "driver_pod": names.driver_pod(job.name, job.metadata.uid, run, attempt) if attempt else "",
+        "progress": progress,
         "history": tuple(history),
         "schedule": _schedule_text(job) if scheduled else "",
         "scheduled_since": timestamp(planned.since_ms) if scheduled else "",
