@@ -24,10 +24,10 @@ from magnetar.storage.log.recovery import scan
 from magnetar.storage.log.seals import read_seal
 from magnetar.storage.log.watermark_format import WatermarkRecord
 from magnetar.storage.volumes.volume import Volume
-from magnetar.watermarks.codec import Decoder
 from magnetar.watermarks.records import Snapshot
+from magnetar.watermarks.replay import TopicWatermarks
 from magnetar.watermarks.standing import Standing
-from magnetar.watermarks.timeline import EMPTY, Anchored, Timeline, TimelineState
+from magnetar.watermarks.timeline import Timeline
 from magnetar_jobs.inputs import Position
 from magnetar_jobs.planning import ATTEMPTS_MAX
 
@@ -64,7 +64,7 @@ class Steps:
 
 def steps_of(timeline: Timeline, after: Position, until: Position) -> Steps:
     """The watermark of a topic behind `after`, up to `until`."""
-    base, records = timeline.to_state()
+    base, records, _ = timeline.to_state()
     assert isinstance(base.record, Snapshot)
     standing = Standing(base.record)
     value = standing.exact_ms if base.anchor.place <= until else None
@@ -102,39 +102,23 @@ class _Replay:
 
     def __init__(self, topics: Collection[str]) -> None:
         self._topics = frozenset(topics)
-        self._timelines = {topic: Timeline() for topic in topics}
-        self._decoders = {topic: Decoder(midway=True) for topic in topics}
+        self._found = {topic: TopicWatermarks() for topic in topics}
 
     @property
     def timelines(self) -> dict[str, Timeline]:
-        return dict(self._timelines)
+        return {topic: found.timeline for topic, found in self._found.items()}
 
     def begin(self, topic: str, controls: Iterable[bytes]) -> None:
         """What a checkpoint holds of a topic. Raises CorruptData."""
-        base, records, decoder = EMPTY.base, list[Anchored](), Decoder()
-        for control in controls:
-            found = decoder.feed(control)
-            if found is not None and found[1] and not records:
-                base = found[0]
-            elif found is not None:
-                records.append(found[0])
-        self._timelines[topic] = Timeline(TimelineState(base, tuple(records)))
+        self._found[topic] = TopicWatermarks(controls)
 
     def apply(self, record: object) -> None:
         """A record of the log. Raises CorruptData."""
         if isinstance(record, TopicRecord) and record.topic in self._topics:
             if record.operation is TopicOperation.DELETE:
-                self._timelines[record.topic] = Timeline()
+                self._found[record.topic] = TopicWatermarks()
         elif isinstance(record, WatermarkRecord) and record.topic in self._topics:
-            found = self._decoders[record.topic].feed(record.control)
-            timeline = self._timelines[record.topic]
-            if found is None:
-                return
-            if found[1]:
-                timeline.trim(found[0])
-            else:
-                timeline.apply(*found[0])
-                timeline.thin()
+            self._found[record.topic].apply(record.control)
 
 
 async def timelines_of(

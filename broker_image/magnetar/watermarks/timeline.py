@@ -264,6 +264,12 @@ class Timeline:
         standing, _ = self.standing_at(place)
         return Anchored(self._anchors[at - 1], standing.to_snapshot())
 
+    def trim_to(self, place: Place) -> None:
+        """The topic has dropped its entries up to `place`."""
+        horizon = self.horizon(place)
+        if horizon is not None:
+            self.trim(horizon)
+
     def thin(self) -> bool:
         """Forget the oldest records if there are more than RECORDS_MAX: a part of them, and no
         fewer than the standing there has elements. A bound takes their place. Whether any went."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from magnetar.broker.replay import topic_watermarks as replay
 from magnetar.broker.topics import topic_host
 from magnetar.broker.transactions import committing
 from magnetar.broker.watermarks.followed import Followed
 from magnetar.broker.watermarks.topic_watermarks import ServedWatermarks
 from magnetar.client.sending import PartitionProducer
 from magnetar.transactions.ids import TxnId
+from magnetar.watermarks import replay
 from magnetar.watermarks.records import Place, Snapshot
 from magnetar.watermarks.timeline import Anchored, Timeline
 from tests.simulation.scenarios import watermarks

@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from magnetar.broker.replay.topic_watermarks import TopicWatermarks, controls_of
 from magnetar.transactions.ids import TxnId
 from magnetar.watermarks import bounds
 from magnetar.watermarks import timeline as timelines
@@ -23,6 +22,7 @@ from magnetar.watermarks.records import (
     Idle,
     Snapshot,
 )
+from magnetar.watermarks.replay import TopicWatermarks, controls_of
 from magnetar.watermarks.timeline import Anchored, Timeline, TimelineState
 from tests.unit.watermarks.world import CHECKS, play, random_steps
 

@@ -25,7 +25,6 @@ from magnetar.broker.ports import ServedSubscription, ServedTopic
 from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.broker.reading.entry_index import EntryIndex, TailCache
 from magnetar.broker.replay.topic_transactions import TopicTransactions
-from magnetar.broker.replay.topic_watermarks import TopicWatermarks
 from magnetar.broker.topics.effective_policies import EffectivePolicies
 from magnetar.broker.topics.non_persistent import NonPersistentTopics
 from magnetar.broker.topics.subscription_host import SubscriptionHost
@@ -52,6 +51,7 @@ from magnetar.storage.log.writer import Durable
 from magnetar.storage.turns import Turns
 from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.topic import Topic
+from magnetar.watermarks.replay import TopicWatermarks
 
 log = structlog.get_logger(__name__)
 

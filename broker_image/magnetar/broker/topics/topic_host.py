@@ -17,7 +17,6 @@ from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import AttachedProducer, SendRun, ServedBundle, ServedSubscription
 from magnetar.broker.reading.entry_index import EntryIndex, Run
 from magnetar.broker.replay.topic_transactions import TopicTransactions, limits_of
-from magnetar.broker.replay.topic_watermarks import controls_of
 from magnetar.broker.topics.admission import Admission, Recorded
 from magnetar.broker.topics.effective_policies import PROPERTY
 from magnetar.broker.topics.entry_metadata import EntryMetadata
@@ -37,6 +36,7 @@ from magnetar.topics.dispatch.base import DispatchLimits
 from magnetar.topics.ledgers import Position
 from magnetar.topics.state import TopicState
 from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
+from magnetar.watermarks.replay import controls_of
 
 if TYPE_CHECKING:
     from magnetar.hosting.advertised import Successor

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from magnetar.broker.ports import AttachedConsumer, ServedSubscription, ServedTopic
-from magnetar.broker.replay.topic_watermarks import trim
 from magnetar.broker.watermarks.followed import Followed
 from magnetar.broker.watermarks.sent import Spoken, spoken
 from magnetar.clock import elapsed_ms
@@ -244,7 +243,8 @@ class ServedWatermarks:
 
     def trimmed(self) -> None:
         """The topic has dropped its first entries, durably."""
-        trim(self.timeline, self._topic.core)
+        ledgers = self._topic.core.ledgers
+        self.timeline.trim_to(ledgers.position_before(ledgers.first))
         ledgers = self._topic.core.ledgers
         for found in self._followed.values():
             found.trimmed(ledgers.position_before(ledgers.first))

@@ -22,7 +22,6 @@ from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.broker.reading.entry_index import UNKNOWN, EntryIndex, Run
 from magnetar.broker.reading.log_keys import sealed_files
 from magnetar.broker.replay.topic_transactions import TopicTransactions
-from magnetar.broker.replay.topic_watermarks import TopicWatermarks, trim
 from magnetar.broker.topics.traits import sent_chunk
 from magnetar.clock import elapsed_ms
 from magnetar.errors import CorruptData
@@ -56,6 +55,7 @@ from magnetar.topics.sent_chunks import SentChunk
 from magnetar.topics.state import CursorDelta, CursorState, TopicState
 from magnetar.topics.topic import TRIMMED, Topic
 from magnetar.transactions.participant_records import Append
+from magnetar.watermarks.replay import TopicWatermarks
 
 log = structlog.get_logger(__name__)
 
@@ -415,7 +415,8 @@ class BundleReplay:
                 if updated.transactions is not None:
                     updated.transactions.trimmed()
                 if updated.watermarks is not None and TRIMMED in record.properties:
-                    trim(updated.watermarks.timeline, updated.core)
+                    ledgers = updated.core.ledgers
+                    updated.watermarks.timeline.trim_to(ledgers.position_before(ledgers.first))
             return
         created_ms = int(record.properties.get("created_ms", "0"))
         found = self.topics.get(record.topic)

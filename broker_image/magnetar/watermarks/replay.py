@@ -1,6 +1,7 @@
 """Watermarks of one topic, as a checkpoint and the log have them.
 
-Owns: the way of a timeline into a checkpoint and back, and its replay. Imports: watermarks, topics.
+Owns: the way of a timeline into a checkpoint and back, and its replay. Imports: errors, siblings.
+Pure.
 Invariants: replaying what a checkpoint holds already changes nothing; a timeline is trimmed where
 the record that trims the topic lies, so live and in replay to the same snapshot; in a checkpoint the
 last horizon is the base, those before it are bounds.
@@ -11,19 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from magnetar.errors import CorruptData
-from magnetar.topics.topic import Topic
 from magnetar.watermarks.bounds import Bound
 from magnetar.watermarks.codec import Decoder, encode
 from magnetar.watermarks.records import START, Snapshot
 from magnetar.watermarks.timeline import EMPTY, Anchored, Timeline, TimelineState
-
-
-def trim(timeline: Timeline, core: Topic) -> None:
-    """The topic has dropped its first entries."""
-    ledgers = core.ledgers
-    horizon = timeline.horizon(ledgers.position_before(ledgers.first))
-    if horizon is not None:
-        timeline.trim(horizon)
 
 
 def controls_of(timeline: Timeline) -> Iterable[bytes]:
