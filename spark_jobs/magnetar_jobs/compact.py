@@ -48,6 +48,7 @@ from magnetar_jobs.progress import (
     published,
 )
 from magnetar_jobs.remote_store import TOKEN_FILE
+from magnetar_jobs.reporting import Report
 from magnetar_jobs.run_record import RunRecord
 from magnetar_jobs.session import JavaMissing, SessionSettings, spark_session
 from magnetar_jobs.source import register_source
@@ -258,6 +259,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         default=0,
         help="as many executors do the work instead, and come to this driver by themselves",
     )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="print progress and result as lines of JSON; logs go to standard error",
+    )
     parser.add_argument("--executor-memory-mib", type=int, default=1024)
     parser.add_argument("--executor-cores", type=int, default=1)
     return parser.parse_args(arguments)
@@ -279,14 +285,16 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     unreachable, arguments unusable)."""
     clock, topic = SystemClock(), TopicName.parse(options.topic)
     place = StorePlace(options.store or "", options.store_tls, options.broker_url or "")
+    report = Report(options.report)
     async with open_store(place, clock, os.environ.get(TOKEN_FILE, "")) as store:
         record = RunRecord(store, clock, KIND, options.job, options.run)
         done = await record.begin()
         if done is not None:
             log.info("compaction.done_before", job=options.job, run=options.run, **done.result)
+            report.result(done.result)
             return SUCCEEDED
         try:
-            async with published(store, clock, options.job, options.run) as publisher:
+            async with published(store, clock, options.job, options.run, report) as publisher:
                 result = await _compact_all(store, clock, topic, options, environment, publisher)
         except MagnetarError as error:
             await record.fail(f"{type(error).__name__}: {error}")
@@ -298,6 +306,7 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
             raise
         await record.succeed(asdict(result), result.message)
         log.info("compaction.succeeded", job=options.job, run=options.run, **asdict(result))
+        report.result(asdict(result) | {"message": result.message})
         return SUCCEEDED
 
 
@@ -349,18 +358,23 @@ def leave_last_words(error: Exception) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
+    report = Report(options.report)
+    report.begin()
     try:
         return asyncio.run(run(options, os.environ))
     except (InvalidRequest, InvalidTopicName, TopicNotFound, JavaMissing) as error:
         log.error("compaction.unusable", error=str(error))
+        report.error(str(error))
         leave_last_words(error)
         return UNUSABLE
     except MagnetarError as error:
         log.error("compaction.failed", error=f"{type(error).__name__}: {error}")
+        report.error(str(error))
         leave_last_words(error)
         return FAILED
     except Exception as error:
         log.error("compaction.failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        report.error(f"{type(error).__name__}: {error}")
         leave_last_words(error)
         return FAILED
 

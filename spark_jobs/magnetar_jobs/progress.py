@@ -1,8 +1,8 @@
 """How far a run is.
 
 Owns: what is counted while a run is at work, the estimate of its end, and publishing both in the
-metadata store. Imports: clock, errors, metadata. Invariants: `estimated` is pure; the percentage
-goes back only where a topic is planned again; a store that takes no progress never fails a run; a
+metadata store. Imports: clock, errors, metadata, reporting. Invariants: `estimated` is pure; the
+percentage goes back only where a topic is planned again; a store that takes no progress never fails a run; a
 driver that has ended by itself leaves no progress behind.
 """
 
@@ -20,6 +20,7 @@ from magnetar.errors import StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobProgressRecord
 from magnetar.metadata.store import MetadataStore, Put
+from magnetar_jobs.reporting import Report
 
 log = structlog.get_logger(__name__)
 
@@ -128,14 +129,17 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Where the progress of one run is published."""
+    """Where the progress of one run is published; `report` shows it to the process that started
+    the run."""
 
     progress: RunProgress
     store: MetadataStore
     key: str
+    report: Report
 
     async def publish(self) -> None:
         """Write the progress now, if the store takes it."""
+        self.report.progress(self.progress.record())
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self.store.transact([], [Put(self.key, self.progress.record().encode())])
@@ -150,6 +154,8 @@ class Publisher:
             if self.progress.phase != shown or since_s >= PUBLISH_S:
                 shown, since_s = self.progress.phase, 0.0
                 await self.publish()
+            else:
+                self.report.progress(self.progress.record())
             await asyncio.sleep(POLL_S)
 
     async def remove(self) -> None:
@@ -162,10 +168,10 @@ class Publisher:
 
 @asynccontextmanager
 async def published(
-    store: MetadataStore, clock: Clock, job: str, run: str
+    store: MetadataStore, clock: Clock, job: str, run: str, report: Report
 ) -> AsyncIterator[Publisher]:
     """Progress that is published while the block runs."""
-    publisher = Publisher(RunProgress(clock), store, keys.job_progress(job, run))
+    publisher = Publisher(RunProgress(clock), store, keys.job_progress(job, run), report)
     task = asyncio.create_task(publisher.run(), name="progress")
     try:
         yield publisher

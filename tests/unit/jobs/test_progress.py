@@ -25,6 +25,7 @@ from magnetar_jobs.progress import (
     estimated,
     published,
 )
+from magnetar_jobs.reporting import Report
 
 
 class HandClock(SystemClock):
@@ -111,7 +112,7 @@ async def test_progress_is_published_by_phases_and_removed_at_the_end(
         item = await store.get(key)
         return JobProgressRecord.decode(item.value).phase if item is not None else ""
 
-    async with published(store, SystemClock(), "demo", "1") as publisher:
+    async with published(store, SystemClock(), "demo", "1", Report(False)) as publisher:
         for wanted in (STARTING, READING, WRITING):
             publisher.progress.enter(wanted)
             async with asyncio.timeout(5):
@@ -128,5 +129,7 @@ async def test_a_store_that_takes_no_progress_ends_no_run() -> None:
         async def delete(self, _key: str) -> bool:  # type: ignore[override]
             raise StoreUnavailable("no answer")
 
-    async with published(Unavailable(SystemClock()), SystemClock(), "demo", "1") as publisher:
+    async with published(
+        Unavailable(SystemClock()), SystemClock(), "demo", "1", Report(False)
+    ) as publisher:
         await publisher.publish()

@@ -1,0 +1,212 @@
+"""`magnetar job run`.
+
+Owns: a Spark job on this machine: its driver's process, its progress and its result. Imports:
+typer, rest, screen; rich for a terminal's progress bar. Invariants: the driver works in a process
+of its own, which ends with the command; its logs are shown only with --verbose, or their end when
+it has failed; whatever happens, readers see the old view of a topic or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Annotated, Any
+
+import typer
+
+from magnetar.cli.access import Access
+from magnetar.cli.failures import USAGE, CommandFailed, WrongUsage
+from magnetar.cli.names import topic_of
+from magnetar.cli.screen import Screen
+from magnetar.cli.session import Session, connected, group
+from magnetar.clock import SystemClock
+
+DRIVERS = {"compaction": "magnetar_jobs.compact"}
+LAST_LINES = 5
+STOP_S = 20.0
+Update = Callable[[Mapping[str, Any]], None]
+
+job = group("Spark jobs.")
+run = group("Run a job on this machine, without Kubernetes.")
+job.add_typer(run, name="run")
+
+
+@run.command()
+@connected
+def compaction(
+    session: Session,
+    topic: Annotated[
+        str, typer.Argument(help="One topic; a partitioned one is all of its partitions.")
+    ],
+    master: Annotated[
+        str,
+        typer.Option("--master", help="Where Spark works: local[N] = N threads of this machine."),
+    ] = "local[2]",
+    volume: Annotated[
+        str,
+        typer.Option(
+            "--volume", envvar="MAGNETAR_VOLUME", help="The cluster's storage; default: as it says."
+        ),
+    ] = "",
+    store: Annotated[
+        str,
+        typer.Option("--store", help="etcd://host:port of the cluster; default: through --url."),
+    ] = "",
+    store_tls: Annotated[
+        str, typer.Option("--store-tls", help="Directory with ca.crt, tls.crt, tls.key for etcd.")
+    ] = "",
+    retain_keyless: Annotated[
+        bool, typer.Option("--retain-keyless", help="Keep messages without a key.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what the driver and Spark log.")
+    ] = False,
+) -> None:
+    """Keep the latest message per key of a topic, for consumers that read compacted."""
+    found = volume or str(session.rest.get("/magnetar/v1/status").get("volume") or "")
+    if not found:
+        raise WrongUsage("the cluster does not say where its storage is", "give --volume")
+    arguments = [
+        "--topic", str(topic_of(topic)),
+        "--volume", found,
+        "--job", "command-line",
+        "--run", f"{SystemClock().wall_ms()}-{os.getpid()}",
+        "--master", master,
+        *(["--store", store, "--store-tls", store_tls] if store else ["--broker-url", session.rest.urls[0]]),
+        *(["--retain-keyless"] if retain_keyless else []),
+    ]  # fmt: skip
+    result = _driven("compaction", arguments, session, verbose)
+    session.screen.show(result, lambda: _show_compaction(session.screen, result))
+
+
+def _show_compaction(screen: Screen, result: Mapping[str, Any]) -> None:
+    if not result["topics"]:
+        screen.line("nothing new: the view has everything that can be compacted")
+    else:
+        screen.facts(
+            [
+                ("topics", result["topics"]),
+                ("messages read", result["messages_in"]),
+                ("keys", result["keys"]),
+                ("entries written", result["entries_out"]),
+                ("bytes read", result["bytes_in"]),
+                ("bytes written", result["bytes_out"]),
+                ("up to", result["horizon"]),
+            ]
+        )
+    if result.get("message"):
+        screen.note(str(result["message"]))
+
+
+def _driven(kind: str, arguments: Sequence[str], session: Session, verbose: bool) -> dict[str, Any]:
+    """Run a driver to its end; its result. Raises WrongUsage, CommandFailed."""
+    for module in ("pyspark", DRIVERS[kind].partition(".")[0]):
+        if importlib.util.find_spec(module) is None:
+            raise WrongUsage(f"{module} is not installed", "pip install 'magnetar[spark]'")
+    command = [sys.executable, "-m", DRIVERS[kind], "--report", *arguments]
+    with (
+        tempfile.TemporaryFile() as logs,
+        _environment(session.access) as environment,
+        _shown(session.screen) as update,
+    ):
+        driver = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=None if verbose else logs,
+            env=environment,
+            text=True,
+        )
+        try:
+            said = _read(driver, update)
+            status = driver.wait()
+        finally:
+            if driver.poll() is None:
+                driver.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    driver.wait(STOP_S)
+                driver.kill()
+        if status == 0 and "result" in said:
+            result: dict[str, Any] = said["result"]
+            return result
+        error = str(said.get("error") or f"the driver ended with status {status}: {_end_of(logs)}")
+        raise WrongUsage(error) if status == USAGE else CommandFailed(error)
+
+
+@contextlib.contextmanager
+def _environment(access: Access) -> Iterator[dict[str, str]]:
+    """The driver asks with the token that this command was given, from a file that only its user
+    may read."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        named = access.token_file
+        if access.token:
+            file.write(access.token)
+            file.flush()
+            named = file.name
+        yield {**os.environ, **({"MAGNETAR_TOKEN_FILE": named} if named else {})}
+
+
+def _read(driver: subprocess.Popen[str], update: Update) -> dict[str, Any]:
+    """What the driver reports besides its progress, up to its end."""
+    said: dict[str, Any] = {}
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue  # a library printed it
+        if isinstance(found, dict):
+            if isinstance(progress := found.pop("progress", None), dict):
+                update(progress)
+            said |= found
+    return said
+
+
+def _end_of(logs: IO[bytes]) -> str:
+    logs.seek(0)
+    lines = logs.read().decode(errors="replace").splitlines()
+    return " ".join(line.strip() for line in lines[-LAST_LINES:])
+
+
+@contextlib.contextmanager
+def _shown(screen: Screen) -> Iterator[Update]:
+    """Progress on standard error: a bar on a terminal, a line for each phase elsewhere."""
+    if not (screen.terminal and sys.stderr.isatty()):
+        phase = ""
+
+        def note(progress: Mapping[str, Any]) -> None:
+            nonlocal phase
+            if progress["phase"] != phase:
+                phase = progress["phase"]
+                screen.note(f"{phase}, {progress['percent']} % done")
+
+        yield note
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:10}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Starting", total=100, left="")
+
+        def draw(progress: Mapping[str, Any]) -> None:
+            left = progress["eta_s"]
+            bar.update(
+                task,
+                completed=progress["percent"],
+                description=progress["phase"],
+                left="" if left is None else f"about {left} s left",
+            )
+
+        yield draw

@@ -1,0 +1,96 @@
+"""`magnetar job run` on this machine, against a standalone server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dev.server_process import ServerProcess
+from magnetar.client import Client
+from tests.spark.reading import SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.java]
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300.0
+TOPIC = "persistent://public/default/by-hand"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server"), environment=SETTINGS) as process:
+        yield process
+
+
+def magnetar(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = [str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs", ".")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": ":".join(path),
+        "MAGNETAR_URL": server.http_url,
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "magnetar", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+async def publish(server: ServerProcess, generations: int, keys: int) -> None:
+    async with Client(server.service_url) as client:
+        consumer = await client.subscribe(TOPIC, "keeps", initial_position="Earliest")
+        producer = await client.create_producer(TOPIC)
+        for generation in range(generations):
+            for key in range(keys):
+                await producer.send(b"%d" % generation, key=f"k{key}")
+        await consumer.close()
+
+
+async def compacted(server: ServerProcess, count: int) -> dict[str, bytes]:
+    async with Client(server.service_url) as client:
+        consumer = await client.subscribe(
+            TOPIC, "view", type="Exclusive", initial_position="Earliest", read_compacted=True
+        )
+        found: list[tuple[str, bytes]] = []
+        for _ in range(count):
+            message = await asyncio.wait_for(consumer.receive(), TIMEOUT_S)
+            assert message.key is not None
+            found.append((message.key, bytes(message.value)))
+        await consumer.close()
+    assert len(dict(found)) == count, "a key came twice"
+    return dict(found)
+
+
+def test_a_topic_is_compacted_by_one_command(server: ServerProcess) -> None:
+    """It says its phases while it works and its counts at the end; readers see the latest message
+    of each key. A second run finds nothing new."""
+    asyncio.run(publish(server, generations=3, keys=10))
+    done = magnetar(server, "job", "run", "compaction", TOPIC, "--master", "local[2]", "-o", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert (result["topics"], result["messages_in"], result["keys"]) == (1, 30, 10)
+    phases = [line.split(",")[0] for line in done.stderr.splitlines() if line.endswith("% done")]
+    assert phases[0] in ("Sealing", "Starting")
+    assert len(phases) > 1
+    assert asyncio.run(compacted(server, 10)) == {f"k{key}": b"2" for key in range(10)}
+    again = magnetar(server, "job", "run", "compaction", TOPIC)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "nothing new" in again.stdout
+
+
+def test_what_cannot_be_compacted_is_said_in_one_line(server: ServerProcess) -> None:
+    missing = magnetar(server, "job", "run", "compaction", "persistent://public/default/missing")
+    assert missing.returncode == 2
+    assert "missing" in missing.stderr
+    assert "Traceback" not in missing.stderr + missing.stdout
