@@ -17,6 +17,8 @@ KILLS ?= 300
 SEED ?=
 export PYTHONPATH := broker_image:operator:spark_jobs:.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A server that finds no bytecode compiles all it imports, at every start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak soak-txn soak-hostile attack lock proto crds docs clean
@@ -99,3 +101,4 @@ docs: setup ## Regenerate the chart's README and schema texts, dashboards, and t
 
 clean: ## Remove what builds and tests left in the checkout (not the caches)
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find broker_image operator spark_jobs dev tests -name __pycache__ -prune -exec rm -rf {} +

@@ -28,6 +28,7 @@ CHECKED_PACKAGES = (
     "dev",
 )
 FOLLOW_S = 0.2
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 ALONE, FIRST, SECOND = 0, 1, 2
 """Lanes. A tier that is ALONE has the machine to itself; the others mostly wait, or use one
 core: FIRST and SECOND run beside each other."""
@@ -145,6 +146,13 @@ def rounds(tiers: Sequence[Tier]) -> list[list[Tier]]:
     return found
 
 
+def environment_of_tiers() -> dict[str, str]:
+    """Hashes are the same in every run. Bytecode is kept whatever the environment says: tests
+    start hundreds of servers and commands, and each would compile all that it imports."""
+    kept = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
+    return {**kept, "PYTHONHASHSEED": "0"}
+
+
 class Run:
     """Tiers of one round, each with a file for what it prints."""
 
@@ -159,7 +167,7 @@ class Run:
     def tier(self, tier: Tier) -> Outcome:
         """Run one tier and count its tests."""
         outcome, started = Outcome(tier), time.monotonic()
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        environment = environment_of_tiers()
         path = self.output(tier)
         for command in tier.commands:
             if self._stopping:
