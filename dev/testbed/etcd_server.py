@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from dev.ports import free_port
@@ -26,8 +27,9 @@ class EtcdNotAvailable(RuntimeError):
     """No binary could be found or built."""
 
 
+@cache
 def etcd_binary() -> Path:
-    """Path of the etcd binary. Raises EtcdNotAvailable with the reason."""
+    """Path of the etcd binary, looked for once. Raises EtcdNotAvailable with the reason."""
     if chosen := os.environ.get("ETCD_BINARY"):
         return Path(chosen)
     command = [sys.executable, "-m", "dev.kube", "binary", "etcd"]
