@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,13 +74,14 @@ def coordinator_metrics() -> list[Exported]:
     return list(_registered(CoordinatorMetrics().registry))
 
 
-def names() -> set[str]:
+@cache
+def names() -> frozenset[str]:
     """Every name that a query may use."""
     found = set(FOREIGN)
     for metric in (*operator_metrics(), *broker_metrics(), *coordinator_metrics()):
         suffixes = ("_bucket", "_sum", "_count") if metric.type == "histogram" else ("",)
         found |= {metric.name + suffix for suffix in suffixes}
-    return found
+    return frozenset(found)
 
 
 def used_in(query: str) -> set[str]:

@@ -33,7 +33,9 @@ from magnetar.storage.manifest import (
     TopicSegments,
 )
 from magnetar.storage.segments.level_one import LevelOneRewrite
+from tests.support.properties import fails
 
+HISTORIES = 250
 BROKERS = ("a.1", "b.1", "c.1")
 BUNDLES = ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")
 TOPIC = "persistent://t/n/x"
@@ -230,7 +232,7 @@ def dead(cluster: ModelCluster) -> list[LogFile]:
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=HISTORIES, deadline=None)
 @given(STEPS, STEPS)
 def test_a_file_that_is_given_up_is_never_needed_again(
     steps: list[tuple[object, ...]], later: list[tuple[object, ...]]
@@ -273,11 +275,9 @@ def test_pins_hold(steps: list[tuple[object, ...]], files: set[LogFile], bundles
 def breaks(patch: pytest.MonkeyPatch, planted: object, attribute: str) -> bool:
     """Whether the first property notices a broken decision within many runs."""
     patch.setattr(BundleFacts, attribute, planted)
-    try:
-        test_a_file_that_is_given_up_is_never_needed_again()
-    except AssertionError:
-        return True
-    return False
+    return fails(
+        test_a_file_that_is_given_up_is_never_needed_again, STEPS, STEPS, examples=HISTORIES
+    )
 
 
 @pytest.mark.slow

@@ -26,7 +26,9 @@ from magnetar.storage.gc import BundleFacts, LogFile, dead_log_files
 from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.manifest import LevelZero, Manifest
 from magnetar.storage.segments.level_one import LevelOneRewrite
+from tests.support.properties import fails
 
+HISTORIES, SHORT_HISTORIES = 150, 80
 NAMESPACE = NamespaceName("t", "n")
 BROKERS = ("a.1", "b.1")
 CELLS = 4
@@ -264,7 +266,7 @@ def played(steps: Steps) -> Ring:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=HISTORIES, deadline=None)
 @given(STEPS, STEPS)
 def test_a_file_that_is_given_up_is_never_needed_again(steps: Steps, later: Steps) -> None:
     """Nor listed again, whatever becomes of the bundles that wrote it."""
@@ -277,7 +279,7 @@ def test_a_file_that_is_given_up_is_never_needed_again(steps: Steps, later: Step
         assert not wrong, (kind, arguments, wrong)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=SHORT_HISTORIES, deadline=None)
 @given(STEPS)
 def test_every_entry_is_listed_once_its_bundle_has_a_checkpoint(steps: Steps) -> None:
     """Splits and merges leave none behind; and once all is rewritten, every sealed file goes."""
@@ -299,18 +301,14 @@ def test_every_entry_is_listed_once_its_bundle_has_a_checkpoint(steps: Steps) ->
     )
 
 
-def fails(patch: pytest.MonkeyPatch, target: object, name: str, planted: object) -> bool:
+def breaks(patch: pytest.MonkeyPatch, target: object, name: str, planted: object) -> bool:
     """Whether either property notices a broken rule."""
     patch.setattr(target, name, planted)
-    for check in (
-        test_a_file_that_is_given_up_is_never_needed_again,
-        test_every_entry_is_listed_once_its_bundle_has_a_checkpoint,
-    ):
-        try:
-            check()
-        except AssertionError:
-            return True
-    return False
+    return fails(
+        test_a_file_that_is_given_up_is_never_needed_again, STEPS, STEPS, examples=HISTORIES
+    ) or fails(
+        test_every_entry_is_listed_once_its_bundle_has_a_checkpoint, STEPS, examples=SHORT_HISTORIES
+    )
 
 
 @pytest.mark.slow
@@ -323,7 +321,7 @@ def test_the_model_notices_heirs_that_are_looked_for_within_the_range_only(
         found = heirs_of(bundle, records)
         return tuple(name for name in found if bundle.includes(BundleName.parse(name)))
 
-    assert fails(monkeypatch, collection, "heirs_of", within)
+    assert breaks(monkeypatch, collection, "heirs_of", within)
 
 
 @pytest.mark.slow
@@ -339,4 +337,4 @@ def test_the_model_notices_a_merged_manifest_that_covers_too_much(
         object.__setattr__(made, "covered", max(left.covered, right.covered))
         return made
 
-    assert fails(monkeypatch, Manifest, "merged_with", beyond)
+    assert breaks(monkeypatch, Manifest, "merged_with", beyond)
