@@ -6,7 +6,7 @@ Invariants: a run id that succeeded is done: a second
 driver with it exits at once; each topic (partition) is committed alone, in one transaction; a
 conflict plans that topic again, at most `ATTEMPTS_MAX` times; whatever happens, readers see the old
 view or the new one. Exit codes: 0 succeeded (now or before), 1 failed (the record says why), 2 the
-arguments or the environment need a change.
+arguments or the environment need a change, 3 failed because executors were lost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from magnetar_jobs.progress import (
 from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.reporting import Report
 from magnetar_jobs.run_record import RunRecord
-from magnetar_jobs.session import JavaMissing, SessionSettings, spark_session
+from magnetar_jobs.session import JavaMissing, SessionSettings, lost_executors, spark_session
 from magnetar_jobs.source import register_source
 from magnetar_jobs.store_places import StorePlace, open_store
 
@@ -61,7 +61,7 @@ log = structlog.get_logger(__name__)
 
 KIND = "compaction"
 ATTEMPTS_MAX = 3
-SUCCEEDED, FAILED, UNUSABLE = 0, 1, 2
+SUCCEEDED, FAILED, UNUSABLE, EXECUTORS_LOST = 0, 1, 2, 3
 TERMINATION_LOG = Path("/dev/termination-log")
 LAST_WORDS_MAX = 1000
 
@@ -376,7 +376,7 @@ def main(arguments: list[str] | None = None) -> int:
         log.error("compaction.failed", error=f"{type(error).__name__}: {error}", exc_info=error)
         report.error(f"{type(error).__name__}: {error}")
         leave_last_words(error)
-        return FAILED
+        return EXECUTORS_LOST if lost_executors(error) else FAILED
 
 
 if __name__ == "__main__":

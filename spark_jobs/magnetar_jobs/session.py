@@ -49,6 +49,10 @@ ARROW_RECORDS_PER_BATCH_MAX = 10_000
 DRIVER_MEMORY_MIB = 512
 
 
+EXECUTOR_LOST = "ExecutorLostFailure"
+"""What Spark calls the end of a task whose executor has gone."""
+
+
 class JavaMissing(MagnetarError):
     """No Java of a sufficient version: Spark cannot start."""
 
@@ -184,6 +188,11 @@ def spark_session(
             yield session
     finally:
         session.stop()
+
+
+def lost_executors(error: BaseException) -> bool:
+    """Whether Spark gave up because executors were lost, not because of what tasks did."""
+    return EXECUTOR_LOST in str(error)
 
 
 @contextmanager

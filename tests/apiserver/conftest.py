@@ -17,6 +17,8 @@ from dev.testbed.control_plane import (
     EtcdProcess,
     is_ci,
 )
+from magnetar.clock import SystemClock
+from tests.apiserver.job_stage import SetClock
 from tests.apiserver.rights import WHOLE_TIER
 from tests.apiserver.stage import Scene
 
@@ -110,3 +112,11 @@ def cluster_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProce
         yield etcd
     finally:
         etcd.stop()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    """The wall clock of this process, the operator's included."""
+    clock, wall_ms = SetClock(), SystemClock.wall_ms
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda this: wall_ms(this) + clock.ahead_ms)
+    return clock

@@ -1,15 +1,36 @@
 """The stage of DataJobs: one job, whose drivers are played by hand.
 
-Owns: `Jobs`.
+Owns: `Jobs`, and `SetClock`, which moves the operator's wall clock.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
+from magnetar.clock import SystemClock
 from tests.apiserver.stage import Brokers, Scene, until
 
 TOPIC = "persistent://public/default/prices"
+
+
+HOUR_MS = 3_600_000
+
+
+class SetClock:
+    """How far the wall clock is ahead of the machine's."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return SystemClock().wall_ms()
+
+    def to_next_hour(self) -> str:
+        """Go to a moment after the next full hour; the name of its run."""
+        hour = self.now_ms() // HOUR_MS + 1
+        self.ahead_ms += hour * HOUR_MS + 1000 - self.now_ms()
+        return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y%m%d-%H%M")
 
 
 class Jobs:

@@ -11,7 +11,7 @@ from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobProgressRecord, JobRunRecord
 from magnetar.names import TopicName
-from tests.apiserver.job_stage import TOPIC, Jobs
+from tests.apiserver.job_stage import TOPIC, Jobs, SetClock
 from tests.apiserver.stage import (
     Brokers,
     Scene,
@@ -352,6 +352,51 @@ async def test_a_job_shows_how_far_its_driver_is_and_why_an_attempt_failed(
         text = operator.metrics.render().decode()
         assert 'magnetar_operator_job_runs_total{state="Succeeded"} 1.0' in text
         assert 'magnetar_operator_job_run_seconds_sum{state="Succeeded"} 60.0' in text
+
+
+async def test_attempts_are_repeated_by_the_kind_of_their_failure(
+    scene: Scene, cluster_etcd: EtcdProcess, clock: SetClock
+) -> None:
+    """An eviction and a pod that no node takes in time use no attempt of the job up; its own
+    failure does. All attempts together have one deadline."""
+
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace) as operator,
+    ):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        await brokers.enter(TOPIC)
+        retries = {"podsLost": 1, "unschedulable": 1, "startTimeoutSeconds": 5}
+        jobs.create(attemptsMax=1, retries=retries, deadlineSeconds=3600)
+        first = await until("the first driver", jobs.driver)
+        assert 3590 <= first["spec"]["activeDeadlineSeconds"] <= 3600
+        jobs.report(first["metadata"]["name"], "Failed", reason="Evicted")
+        second = await until("a driver after the eviction", lambda: jobs.driver(2))
+        unschedulable = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes: Insufficient cpu",
+        }
+        jobs.report(second["metadata"]["name"], "Pending", unschedulable)
+        await jobs.says("PodUnschedulable")
+        clock.ahead_ms += 600_000  # which makes no driver late
+        third = await until("a driver after the timeout", lambda: jobs.driver(3))
+        assert jobs.driver(2) is None
+        assert third["spec"]["activeDeadlineSeconds"] < 3100
+        (entry,) = jobs.status()["history"]
+        jobs.report(third["metadata"]["name"], "Running", podIP="10.1.2.3")
+        assert entry["failures"] == {"podsLost": 1, "unschedulable": 1}
+        assert "Insufficient cpu" in entry["lastError"]
+        jobs.end(third, {"exitCode": 1, "reason": "Error"})
+        said = await jobs.says("Failed")
+        assert "attempt 3 failed (the job itself)" in said
+        assert "spec.attemptsMax is 1" in said
+        assert jobs.status()["history"][0]["lastFailure"] == "job"
+        await operator.controller.enqueue_all()
+        await quiet(operator)
+        assert jobs.driver(4) is None
 
 
 async def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(

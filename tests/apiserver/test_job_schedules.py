@@ -3,15 +3,12 @@ set; drivers are played by hand."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 
 from dev.testbed.control_plane import EtcdProcess
-from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
-from tests.apiserver.job_stage import TOPIC, Jobs
+from tests.apiserver.job_stage import HOUR_MS, TOPIC, Jobs, SetClock
 from tests.apiserver.stage import (
     Brokers,
     Scene,
@@ -23,31 +20,6 @@ from tests.apiserver.stage import (
 )
 
 pytestmark = pytest.mark.slow
-
-HOUR_MS = 3_600_000
-
-
-class SetClock:
-    """How far the wall clock is ahead of the machine's."""
-
-    def __init__(self) -> None:
-        self.ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return SystemClock().wall_ms()
-
-    def to_next_hour(self) -> str:
-        """Go to a moment after the next full hour; the name of its run."""
-        hour = self.now_ms() // HOUR_MS + 1
-        self.ahead_ms += hour * HOUR_MS + 1000 - self.now_ms()
-        return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y%m%d-%H%M")
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
-    clock, wall_ms = SetClock(), SystemClock.wall_ms
-    monkeypatch.setattr(SystemClock, "wall_ms", lambda this: wall_ms(this) + clock.ahead_ms)
-    return clock
 
 
 async def succeed(brokers: Brokers, scene: Scene, run: str) -> None:

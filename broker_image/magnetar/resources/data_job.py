@@ -121,6 +121,46 @@ class Executors(Model):
     )
 
 
+class Retries(Model):
+    """How attempts are repeated that failed for another reason than the job itself."""
+
+    unschedulable: int = Field(
+        default=3,
+        ge=0,
+        le=20,
+        description="Further attempts after no node took a driver within startTimeoutSeconds.",
+    )
+    driver_start: int = Field(
+        default=3,
+        ge=0,
+        le=20,
+        description="Further attempts after a driver did not start within startTimeoutSeconds, "
+        "such as for its image.",
+    )
+    pods_lost: int = Field(
+        default=5,
+        ge=0,
+        le=20,
+        description="Further attempts after a driver was evicted or deleted, or its executors "
+        "were lost.",
+    )
+    backoff_seconds: int = Field(
+        default=5,
+        ge=1,
+        le=3600,
+        description="Pause before another attempt; it doubles with each failure of a kind.",
+    )
+    backoff_max_seconds: int = Field(
+        default=300, ge=1, le=86400, description="The longest pause before another attempt."
+    )
+    start_timeout_seconds: int | None = Field(
+        default=None,
+        ge=5,
+        le=86400,
+        description="How long a driver may take to start. Absent: the run waits until it can.",
+    )
+
+
 class DataJobSpec(Model):
     """What should run."""
 
@@ -204,7 +244,22 @@ class DataJobSpec(Model):
     )
     suspend: bool = Field(default=False, description="True stops runs and starts no new one.")
     attempts_max: int = Field(
-        default=3, ge=1, le=20, description="How often a run that failed is tried."
+        default=3,
+        ge=1,
+        le=20,
+        description="How often a run is tried that fails by itself. The other reasons for another "
+        "attempt have limits of their own, in retries.",
+    )
+    retries: Retries = Field(
+        default_factory=Retries,
+        description="Limits for attempts that failed for another reason than the job itself.",
+    )
+    deadline_seconds: int | None = Field(
+        default=None,
+        ge=60,
+        le=366 * 86400,
+        description="How long a run may take from its first driver on, all attempts together. "
+        "Then it is stopped and has failed. Absent: as long as it takes.",
     )
     driver: Driver = Field(default_factory=Driver, description="Size of the driver.")
     executors: Executors = Field(
@@ -245,6 +300,13 @@ class Run(StatusModel):
     message: str = Field(
         default="",
         description="Why it failed, what it waits for, or what it has left to the next run.",
+    )
+    failures: dict[str, int] = Field(
+        default={}, description="Attempts that failed: job, unschedulable, driverStart, podsLost."
+    )
+    last_failure: str = Field(default="", description="The kind of the latest of these.")
+    deadline_at: str = Field(
+        default="", description="When it is to be over, by spec.deadlineSeconds; RFC 3339."
     )
     last_error: str = Field(
         default="", description="Why its latest attempt that failed did, in the driver's words."

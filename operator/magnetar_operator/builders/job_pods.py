@@ -39,8 +39,14 @@ Python applications."""
 
 
 def driver_pod(
-    job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: str, attempt: int
+    job: DataJob,
+    cluster: BrokerCluster,
+    defaults: Defaults,
+    run: str,
+    attempt: int,
+    deadline_s: int | None = None,
 ) -> Manifest:
+    """The driver of one attempt, which the kubelet ends after `deadline_s` seconds."""
     memory = f"{job.spec.driver.memory_mib}Mi"
     container = {
         "name": names.DRIVER,
@@ -51,6 +57,8 @@ def driver_pod(
         "resources": {"requests": {"cpu": job.spec.driver.cpu, "memory": memory}, "limits": {"memory": memory}},
     }  # fmt: skip
     pod = _pod(job, cluster, defaults, container, restart="Never", etcd=True)
+    if deadline_s is not None:
+        pod["spec"]["activeDeadlineSeconds"] = max(1, deadline_s)
     pod["metadata"] |= {
         "name": names.driver_pod(job.name, job.metadata.uid, run, attempt),
         "labels": _labels(job, cluster, names.DRIVER)

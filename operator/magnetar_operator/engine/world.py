@@ -33,6 +33,7 @@ from magnetar_operator.engine.planning import differences
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.etcd.credentials import EtcdCredentials
 from magnetar_operator.jobs.metrics import JobMetrics
+from magnetar_operator.jobs.waiting import Waits
 from magnetar_operator.kube.api import KubernetesApi
 from magnetar_operator.kube.cache import OWNER_LABELS, ObjectCache, Shown, claim_slot, label_slot
 from magnetar_operator.kube.events import Events
@@ -66,6 +67,7 @@ class World:
     refused: Callable[[str], bool]
     """Whether a namespace may not be read now: what the cache does not show there may exist."""
     jobs: JobMetrics = field(default_factory=JobMetrics)
+    waits: Waits = field(default_factory=Waits)
     leftovers: dict[Key, float] = field(default_factory=dict)
     """TransactionCoordinators that may still be announced by another cluster than theirs, from
     one of their name before them, and when (monotonic) to look again."""

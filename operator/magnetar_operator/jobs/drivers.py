@@ -76,11 +76,16 @@ async def stop(world: World, job: DataJob, pods: JobPods, reason: Reason) -> Non
 
 
 async def begin_attempt(
-    world: World, job: DataJob, cluster: BrokerCluster, run: str, decided: JobPlan
+    world: World,
+    job: DataJob,
+    cluster: BrokerCluster,
+    run: str,
+    decided: JobPlan,
+    deadline_s: int | None,
 ) -> str:
     """Make the driver of an attempt; its name. Raises KubernetesError."""
     await _ensure_parts(world, job, cluster)
-    manifest = driver_pod(job, cluster, world.defaults, run, decided.create)
+    manifest = driver_pod(job, cluster, world.defaults, run, decided.create, deadline_s)
     name = str(manifest["metadata"]["name"])
     if await world.api.create(POD, manifest) is not None:
         await world.events.normal(job, "Started", f"{decided.message} (run {run}, pod {name})")

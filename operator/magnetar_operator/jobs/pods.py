@@ -18,6 +18,8 @@ from magnetar_operator.conditions import Problem, wall_ms_of
 from magnetar_operator.jobs.plan import Attempt
 from magnetar_operator.pods import pods as broker_pods
 
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
@@ -48,6 +50,10 @@ class JobPods:
             ),
             "",
         )
+
+    def waiting(self) -> list[str]:
+        """Drivers (uids) that have not begun to run."""
+        return _uids([pod for pod in self.drivers if _phase_of(pod) == "Pending"])
 
     def over(self) -> list[tuple[str, Manifest]]:
         """Drivers that have ended and are not being deleted, with the label of their run."""
@@ -83,6 +89,13 @@ def attempt_of(pod: Manifest) -> Attempt:
         finished_ms=wall_ms_of(ended["finishedAt"]) if ended.get("finishedAt") else 0,
         message=message,
         stopped=broker_pods.is_terminating(pod),
+        unscheduled=any(
+            condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+            for condition in status.get("conditions", [])
+        ),
+        # a kubelet gives a reason for what it ends; a driver that ends has none
+        evicted=bool(status.get("reason")) and status["reason"] != DEADLINE_EXCEEDED,
+        timed_out=status.get("reason") == DEADLINE_EXCEEDED,
     )
 
 

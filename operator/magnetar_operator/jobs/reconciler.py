@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from magnetar.errors import NamespaceNotFound, StoreError, TopicNotFound
 from magnetar.metadata import keys
@@ -24,6 +24,7 @@ from magnetar_operator.conditions import Problem, Reason, timestamp, wall_ms_of
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import World, is_paused
 from magnetar_operator.jobs import drivers
+from magnetar_operator.jobs.failures import Failures
 from magnetar_operator.jobs.plan import (
     FINAL,
     PENDING,
@@ -39,18 +40,28 @@ from magnetar_operator.jobs.runs import (
     entry_after,
     findings,
     is_over,
+    limits_of,
     progress_of,
     remembered,
     schedule_view,
     shown_plan,
     status_fields,
     with_begun,
+    with_deadline,
 )
 from magnetar_operator.jobs.schedule import Schedule, giving_way, plan_schedule
 
 STORE_RETRY_S = 3.0
 READ_TIMEOUT_S = 5.0
 AGAIN_MIN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was decided of one run."""
+
+    entry: Run
+    plan: JobPlan
 
 
 async def reconcile(world: World, key: Key) -> float | None:
@@ -88,8 +99,8 @@ async def reconcile(world: World, key: Key) -> float | None:
     await _report_schedule(world, job, planned)
     pods = await drivers.pods_of(world, job)
     await drivers.let_go(world, job, pods)
-    plans = await _advance(world, job, cluster, pods, records, obstacle)
-    return await _conclude(world, job, cluster, pods, planned, plans, records)
+    steps = await _advance(world, job, cluster, pods, records, obstacle)
+    return await _conclude(world, job, cluster, pods, planned, steps, records)
 
 
 async def _wait(world: World, job: DataJob, reason: Reason, message: str) -> float:
@@ -183,13 +194,17 @@ def _view(
     records: RunRecords,
     obstacle: Problem | None,
     now_ms: int,
+    waits: Mapping[str, float],
 ) -> JobView:
     alone = job.spec.concurrency_policy != "Allow"
     return JobView(
         suspended=job.spec.suspend,
-        attempts_max=job.spec.attempts_max,
+        limits=limits_of(job),
         last_attempt=entry.attempts,
-        attempts=tuple(map(attempt_of, mine.drivers)),
+        attempts=tuple(
+            replace(attempt_of(pod), waited_s=waits.get(pod["metadata"]["uid"], 0.0))
+            for pod in mine.drivers
+        ),
         record=records.of(entry.run),
         other_driver=pods.driver_of_another(entry.run) if alone else "",
         now_ms=now_ms,
@@ -197,6 +212,9 @@ def _view(
         not_started=not_started([*mine.drivers, *mine.executors]),
         executors_run=any_runs(mine.executors),
         gives_way=giving_way(job.spec.concurrency_policy, job.status.history).get(entry.run, ""),
+        failures=Failures.of(entry.failures, entry.last_failure),
+        error=entry.last_error,
+        deadline_ms=wall_ms_of(entry.deadline_at) if entry.deadline_at else 0,
     )
 
 
@@ -210,16 +228,17 @@ async def _advance(
     pods: JobPods,
     records: RunRecords,
     obstacle: Problem | None,
-) -> dict[str, JobPlan]:
-    """One step of every run under way, the oldest first: what was decided. Raises
-    KubernetesError."""
-    plans = {}
+) -> dict[str, Step]:
+    """One step of every run under way, the oldest first. Raises KubernetesError."""
+    steps = {}
     made = ""
-    for entry in reversed(job.status.history):
-        if is_over(entry, records):
+    waits = world.waits.seen(job.metadata.uid, pods.waiting(), world.clock.monotonic())
+    for found in reversed(job.status.history):
+        if is_over(found, records):
             continue
-        mine = pods.of_run(entry.run)
-        view = _view(job, entry, pods, mine, records, obstacle, world.clock.wall_ms())
+        now_ms = world.clock.wall_ms()
+        entry, mine = with_deadline(job, found, now_ms), pods.of_run(found.run)
+        view = _view(job, entry, pods, mine, records, obstacle, now_ms, waits)
         if made and job.spec.concurrency_policy != "Allow":
             view = replace(view, other_driver=made)
         decided = plan_job(view)
@@ -232,9 +251,10 @@ async def _advance(
                 job, "Warning", decided.reason.value, decided.message, part=entry.run
             )
         if decided.create:
-            made = await drivers.begin_attempt(world, job, cluster, entry.run, decided)
-        plans[entry.run] = decided
-    return plans
+            left_s = -(-(view.deadline_ms - now_ms) // 1000) if view.deadline_ms else None
+            made = await drivers.begin_attempt(world, job, cluster, entry.run, decided, left_s)
+        steps[entry.run] = Step(entry, decided)
+    return steps
 
 
 async def _conclude(
@@ -243,15 +263,16 @@ async def _conclude(
     cluster: BrokerCluster,
     pods: JobPods,
     planned: Schedule,
-    plans: dict[str, JobPlan],
+    steps: Mapping[str, Step],
     records: RunRecords,
 ) -> float | None:
     """Write what was decided, stop what is to be stopped, and forget what is too old. Raises
     KubernetesError."""
     now_ms = world.clock.wall_ms()
+    plans = {run: step.plan for run, step in steps.items()}
     history = tuple(
-        entry_after(entry, plans[entry.run], records.of(entry.run), now_ms)
-        if entry.run in plans
+        entry_after(steps[entry.run].entry, plans[entry.run], records.of(entry.run), now_ms)
+        if entry.run in steps
         else entry
         for entry in job.status.history
     )

@@ -17,6 +17,7 @@ from magnetar.resources.cron import CronSchedule, time_zone
 from magnetar.resources.data_job import DEFAULT_RUN, DataJob, JobProgress, Run
 from magnetar_operator import names
 from magnetar_operator.conditions import Finding, Reason, Type, timestamp, wall_ms_of
+from magnetar_operator.jobs.failures import Limits
 from magnetar_operator.jobs.plan import (
     FAILED,
     FINAL,
@@ -89,6 +90,29 @@ def schedule_view(job: DataJob, now_ms: int) -> ScheduleView:
     )
 
 
+def limits_of(job: DataJob) -> Limits:
+    """How often its runs may fail."""
+    spec, retries = job.spec, job.spec.retries
+    return Limits(
+        attempts_max=spec.attempts_max,
+        unschedulable=retries.unschedulable,
+        driver_start=retries.driver_start,
+        pods_lost=retries.pods_lost,
+        backoff_s=retries.backoff_seconds,
+        backoff_max_s=retries.backoff_max_seconds,
+        start_timeout_s=retries.start_timeout_seconds,
+    )
+
+
+def with_deadline(job: DataJob, entry: Run, now_ms: int) -> Run:
+    """The run with the end that its first driver gives it, if it has none yet. Another deadline
+    in the spec is one for later runs."""
+    seconds = job.spec.deadline_seconds
+    if seconds is None or entry.attempts:
+        return entry
+    return entry.model_copy(update={"deadline_at": timestamp(now_ms + 1000 * seconds)})
+
+
 def with_begun(history: Sequence[Run], begin: Sequence[Begin]) -> tuple[Run, ...]:
     """The history with the runs that begin now, the latest first."""
     new = [
@@ -122,6 +146,9 @@ def entry_after(entry: Run, plan: JobPlan, record: JobRunRecord | None, now_ms: 
         started_at=started or entry.started_at or (now if plan.attempt else ""),
         finished_at=(entry.finished_at or finished) if final else "",
         message=record.message if succeeded and record is not None else plan.message,
+        failures=dict(plan.failures.counts) if plan.failures is not None else entry.failures,
+        last_failure=plan.failures.latest if plan.failures is not None else entry.last_failure,
+        deadline_at=entry.deadline_at if plan.attempt else "",
         last_error=plan.error or entry.last_error,
         result={name: str(value) for name, value in record.result.items()}
         if succeeded and record is not None

@@ -13,6 +13,7 @@ from magnetar_jobs.session import (
     SECRET,
     JavaMissing,
     SessionSettings,
+    lost_executors,
     require_java,
     spark_settings,
 )
@@ -118,3 +119,13 @@ def test_an_old_java_is_recognised_before_spark_starts(tmp_path: Path) -> None:
     (tmp_path / "release").write_text('JAVA_VERSION="11.0.2"\n')
     with pytest.raises(JavaMissing, match="is Java 11"):
         require_java({"JAVA_HOME": str(tmp_path)})
+
+
+def test_what_spark_says_of_executors_that_have_gone_is_told_from_what_tasks_did() -> None:
+    lost = (
+        "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times, most recent failure: "
+        "Lost task 1.3 in stage 3.0 (TID 9) (10.1.2.4 executor 4): ExecutorLostFailure (executor 4 "
+        "exited caused by one of the running tasks) Reason: Command exited with code 137"
+    )
+    assert lost_executors(RuntimeError(lost))
+    assert not lost_executors(RuntimeError("Task 1 failed 4 times: StorageError: the disk is full"))

@@ -31,10 +31,12 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.storage.s3.credentials",
     "spec.etcd.external",
     "spec.compaction",
-    # absent: once; however late; as long as the history
+    # absent: once; however late; as long as the history, or as it takes
     "spec.schedule",
     "spec.startingDeadlineSeconds",
     "spec.ttlSecondsAfterFinished",
+    "spec.deadlineSeconds",
+    "spec.retries.startTimeoutSeconds",
     "spec.executors.cpu",  # as many as it has cores
     "spec.tls",
     "spec.auth",
