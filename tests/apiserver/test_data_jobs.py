@@ -3,6 +3,7 @@ by hand."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -352,6 +353,49 @@ async def test_a_job_shows_how_far_its_driver_is_and_why_an_attempt_failed(
         text = operator.metrics.render().decode()
         assert 'magnetar_operator_job_runs_total{state="Succeeded"} 1.0' in text
         assert 'magnetar_operator_job_run_seconds_sum{state="Succeeded"} 60.0' in text
+
+
+async def test_pods_get_what_is_added_and_what_would_be_too_much_is_refused(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """By the API server, which names the field: what is no field to kubectl, and variables of
+    the operator by a rule."""
+
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        await brokers.enter(TOPIC)
+        with pytest.raises(AssertionError, match="choose another name"):
+            jobs.create(driver={"podTemplate": {"env": [{"name": "SPARK_HOME", "value": "/"}]}})
+        for refused in ("hostNetwork", "serviceAccountName", "securityContext", "volumes"):
+            manifest = {
+                "apiVersion": "magnetar.io/v1alpha1",
+                "kind": "DataJob",
+                "metadata": {"name": "prices"},
+                "spec": {
+                    "clusterRef": {"name": "main"},
+                    "compaction": {"topic": TOPIC},
+                    "executors": {"podTemplate": {refused: {}}},
+                },
+            }
+            said = scene.plane.kubectl(
+                "-n", scene.namespace, "create", "-f", "-", text_input=json.dumps(manifest)
+            )
+            assert said.returncode != 0
+            assert f'unknown field "spec.executors.podTemplate.{refused}"' in said.stderr
+        template = {
+            "nodeSelector": {"pool": "spot"},
+            "tolerations": [{"key": "spot", "operator": "Exists"}],
+            "env": [{"name": "LEVEL", "value": "debug"}],
+        }
+        jobs.create(driver={"podTemplate": template})
+        driver = await until("the driver", jobs.driver)
+        assert driver["spec"]["nodeSelector"] == {"pool": "spot"}
+        (container,) = driver["spec"]["containers"]
+        assert {"name": "LEVEL", "value": "debug"} in container["env"]
+        jobs.report(driver["metadata"]["name"], "Running", podIP="10.1.2.3")
+        (executor,) = (await until("its executor", jobs.executors)).values()
+        assert "nodeSelector" not in executor["spec"]
 
 
 async def test_attempts_are_repeated_by_the_kind_of_their_failure(

@@ -26,7 +26,7 @@ from magnetar.resources.base import (
     StatusModel,
 )
 from magnetar.resources.cron import CronSchedule, time_zone
-from magnetar.resources.pod_template import ATOMIC
+from magnetar.resources.pod_template import ATOMIC, JobPodTemplate
 
 EXECUTORS_MAX = 100
 HISTORY_MAX = 50
@@ -100,6 +100,9 @@ class Driver(Model):
         le=65536,
         description="Memory request and limit: the JVM, Python and their overhead.",
     )
+    pod_template: JobPodTemplate = Field(
+        default_factory=JobPodTemplate, description="What is added to its pod."
+    )
 
 
 class Executors(Model):
@@ -118,6 +121,9 @@ class Executors(Model):
         ge=512,
         le=262144,
         description="Heap of one executor; its pod asks for Python's share on top.",
+    )
+    pod_template: JobPodTemplate = Field(
+        default_factory=JobPodTemplate, description="What is added to their pods."
     )
 
 

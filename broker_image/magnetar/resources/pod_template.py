@@ -8,13 +8,17 @@ fencing and the pod security standard depend on them; whatever is left empty is 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from magnetar.resources.base import Model, Rule
+from magnetar.resources.base import BY_NAME, Model, Rule
 
 ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+RESERVED_VARIABLES = "^(JAVA_|LD_|MAGNETAR_|POD_|PYSPARK_|PYTHON|SPARK_|_SPARK_|PATH$)"
+"""Variables by which driver and executors know each other, and what they run."""
+PROFILE_ANNOTATIONS = ("apparmor.security", "seccomp.security")
 LabelKey = Annotated[str, Field(min_length=1, max_length=316)]
 LabelValue = Annotated[str, Field(max_length=63)]
 
@@ -189,8 +193,8 @@ class TopologySpread(Model):
     )
 
 
-class PodTemplate(Model):
-    """What may be added to pods. An allow-list: the rest of the pod belongs to the operator."""
+class PodAdditions(Model):
+    """What may be added to every kind of pod."""
 
     labels: dict[str, str] = Field(
         default={}, max_length=32, description="More labels; those of the operator win."
@@ -210,17 +214,65 @@ class PodTemplate(Model):
     affinity: Affinity = Field(
         default_factory=Affinity, description="Nodes and pods to be near to, or away from."
     )
+    priority_class_name: str = Field(
+        default="", max_length=253, description="Priority of the pods; empty = the default."
+    )
+
+
+class PodTemplate(PodAdditions):
+    """What may be added to pods. An allow-list: the rest of the pod belongs to the operator."""
+
     topology_spread_constraints: tuple[TopologySpread, ...] = Field(
         default=(),
         max_length=8,
         description="Instead of an even spread over hosts and zones, where that is possible.",
         json_schema_extra=ATOMIC,
     )
-    priority_class_name: str = Field(
-        default="", max_length=253, description="Priority of the pods; empty = the default."
-    )
     service_account_annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
         default={},
         max_length=16,
         description="Annotations of the pods' service account, by which clouds know an identity.",
+    )
+
+
+class EnvironmentVariable(Model):
+    """A variable of a container. Secrets do not belong here: everyone who may read the resource
+    sees it."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!self.name.matches('{RESERVED_VARIABLES}')",
+            "env: names that begin with JAVA_, LD_, MAGNETAR_, POD_, PYSPARK_, PYTHON or SPARK_, "
+            "and PATH, are the operator's; choose another name",
+            lambda variable: re.match(RESERVED_VARIABLES, variable.name) is None,
+        ),
+    )
+
+    name: str = Field(
+        min_length=1, max_length=128, pattern="^[A-Za-z_][A-Za-z0-9_]*$", description="Its name."
+    )
+    value: str = Field(default="", max_length=4096, description="Its value; not a secret.")
+
+
+def _is_harmless(annotations: dict[str, str]) -> dict[str, str]:
+    for name in annotations:
+        if any(part in name for part in PROFILE_ANNOTATIONS):
+            raise ValueError(
+                f"annotation {name!r} would replace the security profile of the pod; remove it"
+            )
+    return annotations
+
+
+class JobPodTemplate(PodAdditions):
+    """What may be added to pods of Spark jobs. An allow-list: account, privileges, volumes and
+    the security context belong to the operator."""
+
+    annotations: Annotated[dict[str, str], Field(max_length=32), AfterValidator(_is_harmless)] = (
+        Field(default={}, description="More annotations; those of the operator win.")
+    )
+    env: tuple[EnvironmentVariable, ...] = Field(
+        default=(),
+        max_length=64,
+        description="More variables of the container.",
+        json_schema_extra=BY_NAME,
     )

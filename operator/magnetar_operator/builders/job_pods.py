@@ -14,8 +14,10 @@ import base64
 
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.data_job import DataJob
+from magnetar.resources.pod_template import JobPodTemplate
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
+from magnetar_operator.builders.magnetar_pod import placement
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
@@ -56,12 +58,14 @@ def driver_pod(
         ],
         "resources": {"requests": {"cpu": job.spec.driver.cpu, "memory": memory}, "limits": {"memory": memory}},
     }  # fmt: skip
-    pod = _pod(job, cluster, defaults, container, restart="Never", etcd=True)
+    chosen = job.spec.driver.pod_template
+    pod = _pod(chosen, cluster, defaults, container, restart="Never", etcd=True)
     if deadline_s is not None:
         pod["spec"]["activeDeadlineSeconds"] = max(1, deadline_s)
     pod["metadata"] |= {
         "name": names.driver_pod(job.name, job.metadata.uid, run, attempt),
-        "labels": _labels(job, cluster, names.DRIVER)
+        "labels": job.spec.driver.pod_template.labels
+        | _labels(job, cluster, names.DRIVER)
         | {names.RUN: run[: names.LABEL_LENGTH_MAX], names.ATTEMPT: str(attempt)},
         "ownerReferences": [owner_of(job)],
     }
@@ -90,10 +94,11 @@ def executor_pod(
         "env": [field_variable("POD_IP", "status.podIP"), _secret_variable(job)],
         "resources": {"requests": {"cpu": wanted.cpu or str(wanted.cores), "memory": memory}, "limits": {"memory": memory}},
     }  # fmt: skip
-    pod = _pod(job, cluster, defaults, container, restart="OnFailure", etcd=False)
+    chosen = wanted.pod_template
+    pod = _pod(chosen, cluster, defaults, container, restart="OnFailure", etcd=False)
     pod["metadata"] |= {
         "name": names.executor_pod(name, number),
-        "labels": _labels(job, cluster, names.EXECUTOR),
+        "labels": wanted.pod_template.labels | _labels(job, cluster, names.EXECUTOR),
         "ownerReferences": [
             {
                 "apiVersion": "v1",
@@ -150,7 +155,7 @@ def _secret_variable(job: DataJob) -> Manifest:
 
 
 def _pod(
-    job: DataJob,
+    chosen: JobPodTemplate,
     cluster: BrokerCluster,
     defaults: Defaults,
     container: Manifest,
@@ -163,18 +168,24 @@ def _pod(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"namespace": job.namespace},
+        "metadata": {"namespace": cluster.namespace}
+        | ({"annotations": chosen.annotations} if chosen.annotations else {}),
         "spec": {
             "restartPolicy": restart,
             "serviceAccountName": names.SPARK_ACCOUNT,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             **pull_secrets(cluster),
+            **placement(chosen),
             "terminationGracePeriodSeconds": GRACE_S,
             "securityContext": pod_security(),
             "containers": [
                 container
                 | {
+                    "env": [
+                        *container["env"],
+                        *(variable.model_dump() for variable in chosen.env),
+                    ],
                     "image": image,
                     "imagePullPolicy": pull_policy,
                     # The job leaves its last words itself; the log's last lines are for what it

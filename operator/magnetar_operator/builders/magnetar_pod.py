@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magnetar.resources.broker_cluster import BrokerCluster, Resources
-from magnetar.resources.pod_template import PodTemplate, TopologySpread
+from magnetar.resources.pod_template import PodAdditions, PodTemplate, TopologySpread
 from magnetar_operator import names
 from magnetar_operator.builders.client_tls import (
     advertised_host,
@@ -129,7 +129,7 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
             *listener_volumes(parts.fleet),
         ],
     }
-    pod |= pull_secrets(cluster) | _placement(chosen)
+    pod |= pull_secrets(cluster) | placement(chosen)
     annotations = chosen.annotations | {names.CONFIG_HASH: digest(dict(parts.settings))}
     if parts.credentials:
         annotations |= {names.CREDENTIALS_HASH: parts.credentials}
@@ -137,7 +137,7 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
 
 
-def _placement(chosen: PodTemplate) -> Manifest:
+def placement(chosen: PodAdditions) -> Manifest:
     """What a user says of where pods go; nothing that is empty."""
     wanted = {
         "nodeSelector": chosen.node_selector,

@@ -13,8 +13,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from magnetar.resources import BrokerCluster, DataJob, TransactionCoordinator, parse_manifest
+from magnetar.resources.base import sentence_of
 from magnetar.resources.quantities import amount
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import desired, identity_of
@@ -350,6 +352,60 @@ def test_the_pods_of_a_job_have_no_token_and_an_executor_no_certificate() -> Non
     assert [volume["name"] for volume in executor["spec"]["volumes"]] == ["storage", "tmp"]
     assert "secret" in driver["spec"]["volumes"][-1]
     assert [owner["uid"] for owner in executor["metadata"]["ownerReferences"]] == ["d-1"]
+
+
+def test_what_is_added_to_the_pods_of_a_job_replaces_nothing() -> None:
+    """Labels and variables of the operator win; driver and executors are chosen for apart."""
+    template = {
+        "labels": {"team": "prices", names.JOB: "another"},
+        "annotations": {"note": "spot"},
+        "nodeSelector": {"pool": "spot"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "priorityClassName": "low",
+        "env": [{"name": "LEVEL", "value": "debug"}],
+    }
+    driver, executor = job_pods_of(job(executors={"podTemplate": template}))
+    assert "nodeSelector" not in driver["spec"]
+    assert executor["spec"]["nodeSelector"] == {"pool": "spot"}
+    assert executor["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    assert executor["spec"]["priorityClassName"] == "low"
+    assert executor["metadata"]["annotations"] == {"note": "spot"}
+    labels = executor["metadata"]["labels"]
+    assert (labels["team"], labels[names.JOB]) == ("prices", "prices")
+    env = executor["spec"]["containers"][0]["env"]
+    assert env[-1] == {"name": "LEVEL", "value": "debug"}
+    assert executor["spec"]["serviceAccountName"] == names.SPARK_ACCOUNT
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ({"serviceAccountName": "admin"}, "podTemplate.serviceAccountName: is not a field"),
+        ({"hostNetwork": True}, "podTemplate.hostNetwork: is not a field"),
+        ({"securityContext": {"privileged": True}}, "podTemplate.securityContext: is not a field"),
+        ({"volumes": [{"hostPath": {"path": "/"}}]}, "podTemplate.volumes: is not a field"),
+        ({"env": [{"name": "SPARK_HOME", "value": "/"}]}, "choose another name"),
+        ({"env": [{"name": "PATH", "value": "/"}]}, "choose another name"),
+        ({"env": [{"name": "KEY", "valueFrom": {}}]}, "env.0.valueFrom: is not a field"),
+        (
+            {
+                "annotations": {
+                    "container.apparmor.security.beta.kubernetes.io/driver": "unconfined"
+                }
+            },
+            "would replace the security profile",
+        ),
+    ],
+)
+def test_what_would_take_a_jobs_pods_out_of_their_bounds_is_refused(
+    template: dict[str, Any], words: str
+) -> None:
+    """By the field's name, with what to do."""
+    with pytest.raises(ValidationError) as caught:
+        job(driver={"podTemplate": template})
+    said = sentence_of(caught.value)
+    assert said.startswith("spec.driver.podTemplate")
+    assert words in said
 
 
 def test_only_a_jobs_own_pods_reach_each_other_and_executors_reach_no_etcd() -> None:
