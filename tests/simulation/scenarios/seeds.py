@@ -56,7 +56,7 @@ def judge(case: str, seed: int) -> Verdict:
             gc.collect()  # a world is one large cycle, and while it runs nothing is collected
 
 
-def first_failure(case: str, seeds: range, wanted: str = "") -> Verdict | None:
+def first_failure(case: str, seeds: Iterable[int], wanted: str = "") -> Verdict | None:
     """The verdict on the first seed that fails and where what was raised matches `wanted`, a
     regular expression."""
     verdicts = (judge(case, seed) for seed in seeds)
@@ -78,9 +78,11 @@ def run_seeds(case: str, seeds: Iterable[int]) -> list[Verdict]:
     return list(_pool().map(judge, *zip(*((case, seed) for seed in seeds), strict=True)))
 
 
-def hunt(case: str, seeds: range, wanted: str = "") -> Future[Verdict | None]:
-    """Begin to look for the first seed that fails as `wanted` says."""
-    return _pool().submit(first_failure, case, seeds, wanted)
+def hunt(case: str, seeds: range, wanted: str = "", *, seen_at: int = 0) -> Future[Verdict | None]:
+    """Begin to look for a seed that fails as `wanted` says: at `seen_at` first, then at all others
+    in their order."""
+    ordered = sorted(seeds, key=lambda seed: seed != seen_at)
+    return _pool().submit(first_failure, case, ordered, wanted)
 
 
 class SeedRange:
