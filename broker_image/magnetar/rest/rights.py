@@ -14,11 +14,12 @@ for super users alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
 from fastapi import Request
+from fastapi.params import Depends
 
 from magnetar.errors import NotAuthorized, NotAuthorizedByRole
 from magnetar.names import TopicName
@@ -41,6 +42,8 @@ _LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
 _LIST = "/admin/v2/{domain}/{tenant}/{namespace}"
 _TRANSACTIONS, _ON_TOPIC = "/admin/v3/transactions", "{tenant}/{namespace}/{topic}"
 READ = "GET"
+Asked = Sequence[Depends]
+"""What FastAPI asks before each route of a router."""
 
 OPEN = (
     "/live",

@@ -191,7 +191,7 @@ def test_every_route_has_its_right_and_every_right_its_route() -> None:
     found = [
         *_routes(create_application(port).router),  # type: ignore[arg-type]
         *_routes(store_router(port)),  # type: ignore[arg-type]
-        *(row for router in ROUTERS for row in _routes(router(port))),  # type: ignore[arg-type]
+        *(row for router in ROUTERS for row in _routes(router(port, []))),  # type: ignore[arg-type]
     ]
     assert len(found) > 150
     assert [row for row in found if right_of(*row) is None] == []

@@ -59,12 +59,12 @@ ROUTERS = (
 
 def create_application(admin: BrokerAdministration, gate: Gate | None = None) -> FastAPI:
     """All routes over `admin`; `gate` is asked before each of them (None: admit every request)."""
-    dependencies = [Depends(gate_of(gate))] if gate is not None else []
+    asked = [Depends(gate_of(gate))] if gate is not None else []
     application = FastAPI(
         title="Magnetar",
         version=__version__,
         openapi_url=None,
-        dependencies=dependencies,
+        dependencies=asked,
         redirect_slashes=False,
     )
     add_refusals(application)
@@ -72,7 +72,8 @@ def create_application(admin: BrokerAdministration, gate: Gate | None = None) ->
     add_docs(application)
     _add_lookup(application, admin)
     for router in ROUTERS:
-        application.include_router(router(admin))
+        # Not by `include_router`, which makes each route again at the first request.
+        application.router.routes.extend(router(admin, asked).routes)
     return application
 
 

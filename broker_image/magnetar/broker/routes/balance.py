@@ -13,15 +13,16 @@ from fastapi import APIRouter, Path, Query
 
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.administration.balance import HISTORY_MAX
+from magnetar.rest.rights import Asked
 from magnetar.storage.names import DECISIONS
 
 ID_PATTERN = r"^\d{15}-\d{20}-\d{8}$"
 Before = Annotated[str, Query(pattern=r"^(\d{15}-\d{20}-\d{8})?$")]
 
 
-def balance_router(admin: BrokerAdministration) -> APIRouter:
+def balance_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """The routes over `admin`."""
-    router = APIRouter(prefix="/magnetar/v1/balance", tags=["broker"])
+    router = APIRouter(prefix="/magnetar/v1/balance", tags=["broker"], dependencies=asked)
 
     @router.get("")
     async def overview() -> dict[str, Any]:

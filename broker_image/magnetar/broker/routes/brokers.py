@@ -15,11 +15,12 @@ from fastapi.responses import PlainTextResponse
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import UnsupportedCommand
 from magnetar.rest.answers import NO_CONTENT
+from magnetar.rest.rights import Asked
 
 
-def broker_router(admin: BrokerAdministration) -> APIRouter:
+def broker_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Brokers over `admin`."""
-    router = APIRouter(prefix="/admin/v2")
+    router = APIRouter(prefix="/admin/v2", dependencies=asked)
     _add_state(router, admin)
     _add_configuration(router, admin)
     _add_brokers(router, admin)

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.rest.answers import NO_CONTENT, body, object_of
+from magnetar.rest.rights import Asked
 
 CLUSTER = {
     "type": "object",
@@ -22,9 +23,9 @@ NAMES = {"type": "array", "items": {"type": "string"}}
 TENANT = {"type": "object", "properties": {"adminRoles": NAMES, "allowedClusters": NAMES}}
 
 
-def cluster_router(admin: BrokerAdministration) -> APIRouter:
+def cluster_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Clusters and tenants over `admin`."""
-    router = APIRouter(prefix="/admin/v2")
+    router = APIRouter(prefix="/admin/v2", dependencies=asked)
     _add_clusters(router, admin)
     _add_tenants(router, admin)
     return router

@@ -21,6 +21,7 @@ from magnetar.rest.answers import (
     body_of,
     object_of,
 )
+from magnetar.rest.rights import Asked
 
 OBJECT = {"type": "object"}
 NAMES = {"type": "array", "items": {"type": "string"}}
@@ -41,9 +42,9 @@ DEFAULT_QUOTA = {
 }
 
 
-def document_router(admin: BrokerAdministration) -> APIRouter:
+def document_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Stored documents over `admin`."""
-    router = APIRouter(prefix="/admin/v2")
+    router = APIRouter(prefix="/admin/v2", dependencies=asked)
     _add_peers(router, admin)
     # before the policies by name, among which "brokers" cannot be
     _add_isolated_brokers(router, admin)

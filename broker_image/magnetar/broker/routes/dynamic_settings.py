@@ -13,6 +13,7 @@ from fastapi import APIRouter
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.rest.answers import NO_CONTENT
+from magnetar.rest.rights import Asked
 
 FIXED = (
     "this setting is read when a broker starts; set MAGNETAR_{name} in its environment and restart "
@@ -20,9 +21,11 @@ FIXED = (
 )
 
 
-def dynamic_settings_router(admin: BrokerAdministration) -> APIRouter:
+def dynamic_settings_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Settings over `admin`."""
-    router = APIRouter(prefix="/admin/v2/brokers/configuration", tags=["brokers"])
+    router = APIRouter(
+        prefix="/admin/v2/brokers/configuration", tags=["brokers"], dependencies=asked
+    )
 
     @router.get("")
     async def names() -> list[str]:

@@ -13,11 +13,12 @@ from fastapi import APIRouter
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import InvalidRequest
 from magnetar.names import BundleName, TopicName
+from magnetar.rest.rights import Asked
 
 
-def explain_router(admin: BrokerAdministration) -> APIRouter:
+def explain_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """The routes over `admin`."""
-    router = APIRouter(prefix="/magnetar/v1", tags=["broker"])
+    router = APIRouter(prefix="/magnetar/v1", tags=["broker"], dependencies=asked)
 
     @router.get("/explain")
     async def explain(topic: str = "", bundle: str = "") -> dict[str, Any]:

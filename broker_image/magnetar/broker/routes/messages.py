@@ -27,6 +27,7 @@ from magnetar.rest.answers import (
     body,
     object_of,
 )
+from magnetar.rest.rights import Asked
 
 ANSWERS_BYTES_MAX = 64 << 20
 """Of all payloads that are being sent. One alone may be larger, and small ones find room beside
@@ -42,9 +43,9 @@ OCTETS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def message_router(admin: BrokerAdministration) -> APIRouter:
+def message_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Messages over `admin`."""
-    router = APIRouter(tags=["messages"])
+    router = APIRouter(tags=["messages"], dependencies=asked)
     _add_reading(router, admin)
     _add_positions(router, admin)
     return router

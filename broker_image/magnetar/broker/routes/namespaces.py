@@ -25,6 +25,7 @@ from magnetar.rest.answers import (
     body_of,
     object_of,
 )
+from magnetar.rest.rights import Asked
 
 BUNDLE = f"{NAMESPACE}/{{bundle:bundle}}"
 BOUNDARIES = {"type": "array", "items": {"type": "integer"}}
@@ -38,9 +39,9 @@ BUNDLES = {
 POLICIES = {"type": "object", "properties": {"bundles": BUNDLES}}
 
 
-def namespace_router(admin: BrokerAdministration) -> APIRouter:
+def namespace_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Namespaces over `admin`."""
-    router = APIRouter(tags=["namespaces"])
+    router = APIRouter(tags=["namespaces"], dependencies=asked)
     _add_life(router, admin)
     _add_lists(router, admin)
     _add_bundles(router, admin)

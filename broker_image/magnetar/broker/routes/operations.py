@@ -15,14 +15,15 @@ from fastapi import APIRouter, Query, Request
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import InvalidRequest
 from magnetar.rest.answers import NO_CONTENT, Namespace, object_of
+from magnetar.rest.rights import Asked
 
 REASON_CHARACTERS_MAX = 500
 PIN_S_MAX = 1 << 31
 
 
-def operation_router(admin: BrokerAdministration) -> APIRouter:
+def operation_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """The routes over `admin`."""
-    router = APIRouter(prefix="/magnetar/v1", tags=["broker"])
+    router = APIRouter(prefix="/magnetar/v1", tags=["broker"], dependencies=asked)
 
     @router.get("/damage")
     async def damage(cluster: bool = False) -> dict[str, Any]:

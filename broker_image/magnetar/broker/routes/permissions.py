@@ -24,6 +24,7 @@ from magnetar.rest.answers import (
     body,
     body_of,
 )
+from magnetar.rest.rights import Asked
 
 KEY = "auth_policies"
 BY_ROLE, BY_TOPIC, BY_SUBSCRIPTION = "namespace_auth", "destination_auth", "subscription_auth_roles"
@@ -31,9 +32,9 @@ NAMES = {"type": "array", "items": {"type": "string"}}
 Granted = dict[str, Any]
 
 
-def permission_router(admin: BrokerAdministration) -> APIRouter:
+def permission_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Permissions over `admin`."""
-    router = APIRouter(tags=["permissions"])
+    router = APIRouter(tags=["permissions"], dependencies=asked)
     _add_subscriptions(router, admin)
     _add_namespaces(router, admin)
     _add_topics(router, admin)

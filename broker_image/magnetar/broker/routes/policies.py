@@ -37,6 +37,7 @@ from magnetar.rest.answers import (
     text_of,
     topic_name,
 )
+from magnetar.rest.rights import Asked
 
 Target = Callable[..., NamespaceName | TopicName]
 
@@ -149,9 +150,9 @@ register_url_convertor("domain", _convertor(("persistent", "non-persistent")))
 register_url_convertor("bundle", _convertor(("0x[0-9a-fA-F]{8}_0x[0-9a-fA-F]{8}",)))
 
 
-def policy_router(admin: BrokerAdministration) -> APIRouter:
+def policy_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Policies of namespaces and topics over `admin`."""
-    router = APIRouter(tags=["policies"])
+    router = APIRouter(tags=["policies"], dependencies=asked)
     _add_namespace_policies(router, admin)
     _add_topic_policies(router, admin)
     _add_removal(router, admin)

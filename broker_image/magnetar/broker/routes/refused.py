@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
 from magnetar.rest.answers import TOPIC, PersistentTopic, Topic
+from magnetar.rest.rights import Asked
 
 SCHEMA = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 ALL = ["GET", "PUT", "POST", "DELETE"]
@@ -30,9 +31,9 @@ would take it."""
 SCHEMA_WORK = ("compatibility", "version", "metadata")
 
 
-def refused_router(admin: BrokerAdministration) -> APIRouter:
+def refused_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Refusals; `admin` says whether a topic exists."""
-    router = APIRouter()
+    router = APIRouter(dependencies=asked)
     _add_schemas(router, admin)
     _add_functions(router)
     _add_topic_parts(router)

@@ -22,6 +22,7 @@ from magnetar.rest.answers import (
     object_of,
     strings_of,
 )
+from magnetar.rest.rights import Asked
 
 SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
 MESSAGE_ID = {
@@ -43,9 +44,9 @@ PROPERTIES = {"type": "object", "additionalProperties": {"type": "string"}}
 _LONG_MAX = (1 << 63) - 1
 
 
-def subscription_router(admin: BrokerAdministration) -> APIRouter:
+def subscription_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Subscriptions over `admin`."""
-    router = APIRouter(tags=["subscriptions"])
+    router = APIRouter(tags=["subscriptions"], dependencies=asked)
     _add_life(router, admin)
     _add_properties(router, admin)
     _add_resets(router, admin)

@@ -24,6 +24,7 @@ from magnetar.rest.answers import (
     object_of,
     strings_of,
 )
+from magnetar.rest.rights import Asked
 
 ONE_TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
 COUNT = {
@@ -43,9 +44,9 @@ Destination = Annotated[
 ]
 
 
-def topic_router(admin: BrokerAdministration) -> APIRouter:
+def topic_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Topics over `admin`."""
-    router = APIRouter(tags=["topics"])
+    router = APIRouter(tags=["topics"], dependencies=asked)
     _add_work(router, admin)  # before partitions: of "t/terminate/partitions" the topic is "t"
     _add_partitions(router, admin)
     _add_statistics(router, admin)

@@ -19,6 +19,7 @@ from magnetar.coordinator.probes import LISTED, LISTED_MAX
 from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady, UnsupportedCommand
 from magnetar.names import TopicName
 from magnetar.rest.answers import NO_CONTENT, PersistentTopic
+from magnetar.rest.rights import Asked
 from magnetar.transactions.ids import TxnId
 
 PULSAR = "/admin/v3/transactions"
@@ -30,9 +31,9 @@ Segments = Annotated[bool, Query(alias="segmentStats")]
 Tcid = Annotated[int | None, Query(alias="coordinatorId", ge=0)]
 
 
-def transaction_router(admin: BrokerAdministration) -> APIRouter:
+def transaction_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """The routes over `admin`."""
-    router = APIRouter(tags=["transactions"])
+    router = APIRouter(tags=["transactions"], dependencies=asked)
     _add_coordinators(router, admin)
     _add_transactions(router, admin)
     _add_topics(router, admin)

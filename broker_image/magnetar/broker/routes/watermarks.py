@@ -14,13 +14,14 @@ from fastapi import APIRouter
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.routes.subscriptions import SUBSCRIPTION
 from magnetar.rest.answers import PersistentTopic, Topic
+from magnetar.rest.rights import Asked
 
 OURS = "/magnetar/v1/watermarks/{tenant}/{namespace}/{topic:path}"
 
 
-def watermark_router(admin: BrokerAdministration) -> APIRouter:
+def watermark_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """The routes over `admin`."""
-    router = APIRouter(tags=["watermarks"])
+    router = APIRouter(tags=["watermarks"], dependencies=asked)
 
     @router.get(f"{SUBSCRIPTION}/watermark")
     async def of_subscription(topic: Topic, subscription: str) -> dict[str, Any]:
