@@ -327,7 +327,8 @@ class Cluster:
             if bundles is None or terms != seen:
                 seen, since = terms, now
                 return False
-            return self.healthy() and (now - since >= AT_REST_S or not self._balances)
+            rested = now - since >= AT_REST_S or not self._balances
+            return rested and self.healthy()  # which asks every broker: not at every look
 
         wait_for("bundles are where they stay", at_rest)
 
