@@ -29,9 +29,12 @@ CHECKED_PACKAGES = (
 )
 FOLLOW_S = 0.2
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
-ALONE, FIRST, SECOND = 0, 1, 2
+ALONE, FIRST, SECOND, THIRD = 0, 1, 2, 3
 """Lanes. A tier that is ALONE has the machine to itself; the others mostly wait, or use one
-core: FIRST and SECOND run beside each other."""
+core: FIRST, SECOND and THIRD run beside each other. With two of them both cores stood idle for
+half of the time."""
+FOREIGN = "foreign or pulsar_admin"
+"""Which tests of tests/clients use programs of others, and are a tier of their own."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def _programs(*names: str) -> list[list[str]]:
 
 S3_SERVER = _python("dev.s3.server")
 """Installs what it runs on, and says where."""
+FOREIGN_PROGRAMS = _python("dev.testbed.foreign_build", "java", "go", "admin")
 
 TIERS = {
     tier.name: tier
@@ -105,14 +109,20 @@ TIERS = {
         ),
         Tier(
             "clients",
-            "real processes, real etcd, the official Python, Java and Go clients",
+            "real processes, real etcd, the official Python client",
             [
                 *_programs("etcd"),
                 S3_SERVER,
-                _python("dev.testbed.foreign_build", "java", "go", "admin"),
-                _pytest("tests/clients"),
+                FOREIGN_PROGRAMS,
+                _pytest("tests/clients", "-k", f"not ({FOREIGN})"),
             ],
             FIRST,
+        ),
+        Tier(
+            "foreign",
+            "the official Java and Go clients and pulsar-admin on real processes",
+            [*_programs("etcd"), FOREIGN_PROGRAMS, _pytest("tests/clients", "-k", FOREIGN)],
+            THIRD,
         ),
         Tier(
             "spark",
@@ -124,7 +134,7 @@ TIERS = {
             "apiserver",
             "CRDs and the operator against a real kube-apiserver",
             [*_programs("etcd", "kube-apiserver", "kubectl", "helm"), _pytest("tests/apiserver")],
-            SECOND,
+            THIRD,
         ),
         Tier(
             "kubernetes",
