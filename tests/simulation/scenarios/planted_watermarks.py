@@ -143,6 +143,7 @@ BY_CRASHES = (
 
 
 BY_RESTS = "idle_is_decided_on_read"
+"""Its control is `watermarks:resting`: the same seeds with the decision in the log."""
 
 
 def run(bug: str, seed: int) -> dict[str, int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.transactions.ids import TxnId
 from magnetar.watermarks.generator import Effect, Generator, Reset, Watermark
-from magnetar.watermarks.records import Assertion, End, Event, Hold, Idle, Place
-from magnetar.watermarks.standing import Holder
-from magnetar.watermarks.timeline import Timeline
+from magnetar.watermarks.records import Assertion, End, Event, Hold, Idle, Place, Record
+from magnetar.watermarks.standing import Holder, Standing
+from magnetar.watermarks.timeline import SnapshotInterval, Timeline
 
 T1, T2 = TxnId(0, 1), TxnId(0, 2)
 
@@ -320,3 +322,24 @@ def test_a_terminated_topic_keeps_its_watermark() -> None:
     topic.clear()
     assert topic.take(Idle("p")) is None
     assert topic.generator.watermark_ms == 20
+
+
+def test_a_cursor_that_moves_far_reads_from_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more records than an interval has, with the watermark that reading all would lead to."""
+    timeline, applied = Timeline(interval=SnapshotInterval(records=5)), list[Record]()
+    for entry in range(100):
+        timeline.apply(*timeline.queue((1, entry), Assertion("p", entry)))
+        if timeline.snapshot_due:
+            timeline.apply(*timeline.snapshot((1, entry)))
+    generator, apply = Generator(timeline, (-1, -1)), Standing.apply
+
+    def count(standing: Standing, record: Record) -> None:
+        applied.append(record)
+        apply(standing, record)
+
+    monkeypatch.setattr(Standing, "apply", count)
+    for mark, most in ((3, 5), (88, 5), (99, 5)):
+        applied.clear()
+        assert generator.advance((1, mark)) == Watermark(mark)
+        assert len(applied) <= most
+        assert not generator.behind
