@@ -76,7 +76,7 @@ async def main(place: argparse.Namespace) -> bool:
     spark, directory = session(), tempfile.mkdtemp()
     spark.dataSource.register(MagnetarDataSource)
     topic = f"persistent://public/default/readings-{uuid.uuid4().hex[:8]}"
-    expected: Counter[int] = Counter()
+    expected, closings = Counter[int](), list[int]()
 
     def catch_up() -> dict[int, int]:
         query = (
@@ -113,6 +113,7 @@ async def main(place: argparse.Namespace) -> bool:
             await publish(fast, late, until_ms + AHEAD_MS)
             await publish(slow, early, until_ms)
             closed = await asyncio.to_thread(catch_up)
+            closings.append(len(closed))
             print(f"{len(closed):>3} windows closed; the slow producer is at {until_ms} ms")
         end_ms = until_ms + 2 * AHEAD_MS
         for producer in (fast, slow):
@@ -121,7 +122,10 @@ async def main(place: argparse.Namespace) -> bool:
         closed = await asyncio.to_thread(catch_up)
     spark.stop()
     print(f"{len(closed)} windows closed; the same as offline: {closed == dict(expected)}")
-    return closed == dict(expected)
+    # Each portion is 6 s: no window beyond may have closed before, nor one below stay open.
+    step = READINGS * STEP_MS // 1000 // WINDOW_S
+    right = closings == [step * number - 1 for number in range(1, PORTIONS + 1)]
+    return right and closed == dict(expected)
 
 
 if __name__ == "__main__":

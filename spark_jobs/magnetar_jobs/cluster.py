@@ -96,6 +96,13 @@ async def owner_of(store: MetadataStore, bundle: BundleName) -> IncarnationRecor
     return IncarnationRecord.decode(live.value) if live is not None else None
 
 
+async def log_is_open(store: MetadataStore, bundle: BundleName) -> bool:
+    """Whether the bundle's chain has no end: its owner writes, or died before it was fenced."""
+    item = await store.get(keys.bundle(bundle))
+    chain = BundleRecord.decode(item.value).chain if item is not None else ()
+    return bool(chain) and chain[-1].end is None
+
+
 def roll_log(http_url: str, topic: TopicName, token_file: str = "") -> Position:
     """Ask the owner at `http_url` to seal what it has acknowledged of `topic`; the last position
     that is then in sealed, listed files.

@@ -72,16 +72,18 @@ async def history_of(
     group_bytes_max: int = GROUP_BYTES_MAX,
     *,
     compacted: bool = False,
+    known: dict[tuple[str, int], LevelZeroIndex] | None = None,
 ) -> History:
     """What sealed files hold of `topic` behind `after` up to `until`; with `compacted` its compacted
-    view, and what came behind that. Raises StoreError, StorageError, CorruptData,
+    view, and what came behind that. `known` keeps indexes of log files, which other topics are in as
+    well. Raises StoreError, StorageError, CorruptData,
     ServiceNotReady."""
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
             holdings = await holdings_of(store, volume, bundle, topic)
             if not compacted:
                 holdings.compacted = None
-            logs = await indexes_of(volume, holdings)
+            logs = await indexes_of(volume, holdings, known)
             return _history(holdings, logs, str(topic), after, until, group_bytes_max)
         except FileNotFoundError as error:
             # A rewrite came in between, and its inputs were collected.

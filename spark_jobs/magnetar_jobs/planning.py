@@ -316,13 +316,16 @@ def segment_pieces(
     ]
 
 
-async def indexes_of(volume: Volume, holdings: Holdings) -> list[tuple[LogSource, LevelZeroIndex]]:
-    """The log files with their indexes. Raises FileNotFoundError if one of them is gone: to pass
-    it over would leave a gap."""
-    return [
-        (source, await read_index(volume, *place))
-        for place, source in sorted(holdings.logs.items())
-    ]
+async def indexes_of(
+    volume: Volume, holdings: Holdings, known: dict[tuple[str, int], LevelZeroIndex] | None = None
+) -> list[tuple[LogSource, LevelZeroIndex]]:
+    """The log files with their indexes, those in `known` without another look. Raises
+    FileNotFoundError if one of the others is gone: to pass it over would leave a gap."""
+    indexes = known if known is not None else {}
+    for place in sorted(holdings.logs):
+        if place not in indexes:
+            indexes[place] = await read_index(volume, *place)
+    return [(source, indexes[place]) for place, source in sorted(holdings.logs.items())]
 
 
 def complete_position(

@@ -47,7 +47,7 @@ READ_OPTIONS = (
     Option("roll", "true", "have brokers seal what they have acknowledged; `false` reads what is sealed"),
     Option("rows", MESSAGES, f"`{MESSAGES}`, or `{ENTRIES}` as brokers store them"),
     Option("readCompacted", "false", "`true`: of what was compacted the latest message of each key, and all that came later; not for streams"),
-    Option("columns", "all", "columns to read, separated by commas: others cost nothing"),
+    Option("columns", "all", "columns to read, separated by commas: fewer cost less"),
     Option("startingPosition", EARLIEST, "first entry that is read: `ledger:entry`, `earliest`, `latest`, or JSON by partition"),
     Option("endingPosition", LATEST, "last entry that is read: `ledger:entry`, `latest`, or JSON by partition; not for streams"),
     Option("startingTime", "", "least publish time: ISO 8601 (UTC unless it says otherwise), or milliseconds"),

@@ -9,6 +9,7 @@ request, what is sealed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,10 +19,15 @@ from magnetar.errors import InvalidRequest, ServiceNotReady, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, NamespaceName, TopicName
+from magnetar.storage.log.index import LevelZeroIndex
 from magnetar.storage.volumes.opening import volume_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.cluster import (
+    ROLL_ATTEMPTS_MAX,
+    ROLL_RETRY_S,
     bundle_of_topic,
+    log_is_open,
+    owner_of,
     partitions_of,
     roll_owner,
     shown,
@@ -63,6 +69,7 @@ class TopicPlanner:
 
     def __init__(self, store: MetadataStore, volume: Volume, options: ReadOptions) -> None:
         self.store, self.volume, self._options = store, volume, options
+        self._indexes = dict[tuple[str, int], LevelZeroIndex]()
 
     async def partitions(self) -> list[TopicName]:
         """All partitions of the topics, by name. Raises InvalidRequest, TopicNotFound,
@@ -100,9 +107,23 @@ class TopicPlanner:
         return sorted(names, key=str)
 
     async def roll(self, partitions: list[TopicName]) -> dict[TopicName, Position]:
-        """Have their brokers seal what they have acknowledged; the last positions of that."""
+        """Have their brokers seal what they have acknowledged; the last positions of that. Raises
+        ServiceNotReady if a broker has died, and no other one has sealed its log yet."""
+        return {name: await self._roll(name) for name in partitions}
+
+    async def _roll(self, name: TopicName) -> Position:
         url, token_file = self._options.store.broker_url, self._options.token_file
-        return {name: await roll_owner(self.store, name, url, token_file) for name in partitions}
+        for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
+            position = await roll_owner(self.store, name, url, token_file)
+            bundle = await bundle_of_topic(self.store, name)
+            served = position > BEFORE_ALL or await owner_of(self.store, bundle) is not None
+            if served or not await log_is_open(self.store, bundle):
+                return position
+            await asyncio.sleep(ROLL_RETRY_S * attempt)
+        raise ServiceNotReady(
+            f"topic {name} has no live broker, and what its last one has acknowledged is not sealed; "
+            "start a broker, or read what is sealed with option roll=false"
+        )
 
     async def history(
         self, name: TopicName, after: Position, until: Position = UNBOUNDED
@@ -110,9 +131,16 @@ class TopicPlanner:
         """What files hold of a partition now. Raises ServiceNotReady if nobody can say yet."""
         bundle = await bundle_of_topic(self.store, name)
         size = self._options.bytes_per_task
-        compacted = self._options.compacted
         return await history_of(
-            self.store, self.volume, bundle, name, after, until, size, compacted=compacted
+            self.store,
+            self.volume,
+            bundle,
+            name,
+            after,
+            until,
+            size,
+            compacted=self._options.compacted,
+            known=self._indexes,
         )
 
     async def whole_history(

@@ -32,6 +32,9 @@ from magnetar_jobs.unfolding import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+METADATA_COLUMNS = frozenset({"key", "event_time", "publish_time"})
+"""Of stored entries: what only their bytes say, where they were not compacted."""
+
 
 def columns_of(options: ReadOptions) -> dict[str, str]:
     """The columns that are read, with their types in SQL. Raises InvalidRequest."""
@@ -77,7 +80,9 @@ class TaskReading:
         """The rows of a task."""
         bounds = self.selection.bounds
         if self.rows == ENTRIES:
-            for rows in self._stretches(task, task.group, bounds, metadata=True):
+            timed = self.selection.publish_ms != (None, None)
+            metadata = timed or not METADATA_COLUMNS.isdisjoint(self.columns)
+            for rows in self._stretches(task, task.group, bounds, metadata=metadata):
                 wanted = self._published(rows)
                 if len(wanted):
                     yield stored_batch(wanted, task.topic, task.partition, self.columns, task.steps)

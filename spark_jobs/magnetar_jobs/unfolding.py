@@ -235,7 +235,7 @@ class Unfolding:
     ) -> None:
         self._topic, self._partition, self._columns = topic, partition, tuple(columns)
         self._selection, self._chunks, self._steps = selection, chunks, steps
-        self._skip = skip_undecodable
+        self._skip, self._with_values = skip_undecodable, "value" in columns
 
     def batches(self, stretches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
         """The messages."""
@@ -288,7 +288,7 @@ class Unfolding:
         if not entry.batched:
             key = key_of(metadata)
             if selection.admits(key, metadata.event_time):
-                value = bytes(uncompressed(entry, decompress))
+                value = bytes(uncompressed(entry, decompress)) if self._with_values else b""
                 found.add(row, metadata, metadata, key, value)
             return
         if metadata.num_messages_in_batch > BATCH_MESSAGES_MAX:

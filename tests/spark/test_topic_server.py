@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,24 @@ def test_everything_acknowledged_before_the_query_is_read(
     assert values_of(frame) == values
     assert values_of(load(spark, given(server, topic))) == [*values, b"later"]
     assert set(values_of(sealed)) <= {*values, b"later"}
+
+
+def test_what_a_dead_broker_has_acknowledged_is_not_passed_over(
+    spark: SparkSession, tmp_path: Path, topic: str
+) -> None:
+    """Its log has no end yet: the query fails instead of missing messages, and has all of them once
+    a broker is there."""
+    with ServerProcess(tmp_path, environment=SETTINGS) as server:
+        values = [b"%d" % number for number in range(9)]
+        asyncio.run(publish(server, topic, values))
+        server.kill()
+        alone = given(server, topic, store=f"embedded://{server.directory}/data/metadata")
+        del alone["brokerUrl"]
+        with pytest.raises(Exception, match=r"no live broker|is the broker reachable"):
+            load(spark, alone).collect()
+        assert load(spark, {**alone, "roll": "false"}).count() == 0
+        server.start()
+        assert values_of(load(spark, given(server, topic))) == values
 
 
 def test_transactions_count_once_they_are_committed(

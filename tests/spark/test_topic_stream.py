@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,14 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from dev.server_process import ServerProcess
 from magnetar.client import Client
+from magnetar.errors import CorruptData, InvalidRequest
 from magnetar.watermarks.records import Anchor, Assertion, Idle
 from magnetar.watermarks.timeline import Timeline
 from magnetar_jobs.event_watermarks import Steps, steps_of, together
+from magnetar_jobs.topic_options import ReadOptions
 from magnetar_jobs.topic_source import MagnetarDataSource
-from tests.spark.reading import SETTINGS, given, publish, run_example
+from magnetar_jobs.topic_stream import TopicStreamReader
+from tests.spark.histories import History
+from tests.spark.reading import SETTINGS, given, options_of, publish, released, run_example
+from tests.spark.topics import TOPIC
+from tests.support.durable_topics import DurableTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,6 +84,65 @@ def test_a_stream_that_restarts_takes_each_message_once(
     into_files(frame, tmp_path)
     into_files(frame, tmp_path)
     assert in_files(spark, tmp_path) == values
+
+
+def test_messages_of_transactions_come_once_they_are_committed(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    """One that is open while the stream runs comes with a later micro-batch."""
+    frame = stream(spark, server, topic).select("value")
+
+    async def work() -> None:
+        async with Client(server.service_url) as client:
+            await client.subscribe(topic, "keeps", initial_position="Earliest")
+            producer = await client.create_producer(topic)
+            await producer.send(b"plain")
+            opened = client.transaction(timeout_s=600)
+            await opened.begin()
+            await producer.send(b"later", txn=opened)
+            async with client.transaction() as txn:
+                await producer.send(b"first", txn=txn)
+            gone = client.transaction()
+            await gone.begin()
+            await producer.send(b"never", txn=gone)
+            await gone.abort()
+            await asyncio.to_thread(into_files, frame, tmp_path)
+            assert in_files(spark, tmp_path) == [b"first", b"plain"]
+            await opened.commit()
+        await asyncio.to_thread(into_files, frame, tmp_path)
+
+    asyncio.run(work())
+    assert in_files(spark, tmp_path) == [b"first", b"later", b"plain"]
+
+
+def test_a_stream_says_what_retention_has_taken_from_it(tmp_path: Path) -> None:
+    """Unless it is to go on; one that begins is not behind."""
+    history = History(random.Random(1))
+    for number in range(30):
+        history.single(f"k{number}", b"v")
+    ledger = history.entries[0].ledger
+    with DurableTopic(tmp_path / "volume") as topic:
+        topic.write(history.entries[:20])
+        topic.trim_everything((ledger, history.entries[19].entry))
+        topic.write(history.entries[20:])
+        start = {str(TOPIC): f"{ledger}:{history.entries[4].entry}"}
+        with released(topic):
+            strict = TopicStreamReader(ReadOptions.parse(options_of(topic)))
+            end = strict.latestOffset(start, ReadAllAvailable())
+            assert end == {str(TOPIC): f"{ledger}:{history.entries[29].entry}"}
+            with pytest.raises(CorruptData, match="failOnDataLoss=false"):
+                strict.partitions(start, end)
+            beginning = strict.initialOffset()
+            lenient = TopicStreamReader(ReadOptions.parse(options_of(topic, failOnDataLoss=False)))
+            for reader, offset in ((strict, beginning), (lenient, start)):
+                rows = [
+                    batch.num_rows
+                    for part in reader.partitions(offset, end)
+                    for batch in reader.read(part)
+                ]
+                assert sum(rows) == 10
+            with pytest.raises(InvalidRequest, match="endingPosition"):
+                TopicStreamReader(ReadOptions.parse(options_of(topic, endingPosition="1:1")))
 
 
 def test_a_batch_that_failed_is_taken_again_as_it_was(
