@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,11 +15,19 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from dev.server_process import ServerProcess
+from dev.testbed.rest import Admin
 from magnetar.client import Client
+from magnetar.clock import SystemClock
 from magnetar.errors import CorruptData, InvalidRequest
+from magnetar.metadata import keys
+from magnetar.metadata.backends.embedded import EmbeddedStore
+from magnetar.metadata.records import BundleRecord
+from magnetar.names import TopicName
+from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.watermarks.records import Anchor, Assertion, Idle
 from magnetar.watermarks.timeline import Timeline
-from magnetar_jobs.event_watermarks import Steps, steps_of, together
+from magnetar_jobs.cluster import bundle_of_topic
+from magnetar_jobs.event_watermarks import Steps, steps_of, timelines_of, together
 from magnetar_jobs.topic_options import ReadOptions
 from magnetar_jobs.topic_source import MagnetarDataSource
 from magnetar_jobs.topic_stream import TopicStreamReader
@@ -29,6 +38,9 @@ from tests.support.durable_topics import DurableTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+TIMEOUT_S = 180.0
+OFTEN = {"MAGNETAR_CHECKPOINT_AGE_S": "0.1"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
@@ -84,6 +96,41 @@ def test_a_stream_that_restarts_takes_each_message_once(
     into_files(frame, tmp_path)
     into_files(frame, tmp_path)
     assert in_files(spark, tmp_path) == values
+
+
+def test_a_query_that_runs_takes_what_comes(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    """Micro-batch by micro-batch, from partitions as well that are added while it runs."""
+    admin = Admin(server)
+    path = topic.replace("://", "/") + "/partitions"
+    admin.call("PUT", path, 2)
+    taken: list[bytes] = []
+
+    def take(batch: DataFrame, _number: int) -> None:
+        taken.extend(bytes(row["value"]) for row in batch.collect())
+
+    query = (
+        stream(spark, server, topic)
+        .select("value")
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+    try:
+        values = [b"%03d" % number for number in range(60)]
+        for part, partitions in ((values[:20], 2), (values[20:40], 3), (values[40:], 3)):
+            admin.call("POST", path, partitions)
+            asyncio.run(publish(server, topic, part))
+            until = time.monotonic() + TIMEOUT_S
+            while len(taken) < int(part[-1]) + 1:
+                assert time.monotonic() < until, (taken, query.exception())
+                assert query.isActive, query.exception()
+                time.sleep(0.2)
+        assert sorted(taken) == values
+    finally:
+        query.stop()
 
 
 def test_messages_of_transactions_come_once_they_are_committed(
@@ -231,6 +278,45 @@ def test_rows_carry_the_watermark_at_their_position(
     }
     assert times == {b"0": None, b"1": 10_000, b"2": 10_000, b"3": 10_000}
     assert isinstance(found[b"1"], datetime)
+
+
+def test_what_a_checkpoint_holds_of_watermarks_is_read_from_it(tmp_path: Path, topic: str) -> None:
+    """The log behind it is not sealed, since its broker was killed: nothing else can have it."""
+
+    async def assertions(server: ServerProcess) -> None:
+        async with Client(server.service_url) as client:
+            producer = await client.create_producer(topic)
+            await producer.send(b"0")
+            await producer.watermark(7_000)
+
+    async def stored(directory: Path) -> tuple[bool, Timeline]:
+        store = await EmbeddedStore.open(directory / "metadata", SystemClock())
+        volume = PosixVolume(directory / "storage")
+        try:
+            bundle = await bundle_of_topic(store, TopicName.parse(topic))
+            item = await store.get(keys.bundle(bundle))
+            assert item is not None
+            record = BundleRecord.decode(item.value)
+            found = await timelines_of(store, volume, bundle, [topic])
+            return record.checkpoint is not None, found[topic]
+        finally:
+            await volume.close()
+            await store.close()
+
+    with ServerProcess(tmp_path, environment={**SETTINGS, **OFTEN}) as server:
+        asyncio.run(assertions(server))
+        for _ in range(20):
+            time.sleep(1.0)
+            server.kill()
+            checkpoint, timeline = asyncio.run(stored(server.directory / "data"))
+            if checkpoint and timeline.end:
+                break
+            server.start()
+    assert checkpoint
+    ((anchor, record),) = timeline.to_state().records
+    assert isinstance(record, Assertion)
+    assert record.event_ms == 7_000
+    assert steps_of(timeline, (-1, -1), anchor.place).end_ms == 7_000
 
 
 def test_windows_close_by_what_producers_asserted(server: ServerProcess) -> None:
