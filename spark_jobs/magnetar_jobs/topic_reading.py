@@ -87,13 +87,15 @@ class TaskReading:
                 if len(wanted):
                     yield stored_batch(wanted, task.topic, task.partition, self.columns, task.steps)
             return
-        before = task.before
+        before, pruned = task.before, bounds != Bounds()
 
         def earlier() -> Iterator[Rows]:
             if before is not None:
                 yield from self._stretches(task, before, Bounds())
+            if pruned:
+                yield from self._stretches(task, task.group, Bounds())
 
-        chunks = Chunks(earlier, complete=task.first)
+        chunks = Chunks(earlier, complete=task.first, pruned=pruned)
         unfolding = Unfolding(
             task.topic,
             task.partition,

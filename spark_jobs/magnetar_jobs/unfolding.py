@@ -167,17 +167,28 @@ class _Columns:
 class Chunks:
     """Parts of messages that are not whole yet.
 
-    `earlier` reads what lies before, once and only if the beginning of a message is missing;
-    `complete` says that nothing lies before that.
+    `earlier` reads what lies before an entry, only if a part is missing: once, or for each such
+    message if `pruned`, since then entries between those that are read were passed over. `complete`
+    says that nothing lies before what it reads.
     """
 
-    def __init__(self, earlier: Callable[[], Iterator[Rows]], *, complete: bool) -> None:
-        self._earlier: Callable[[], Iterator[Rows]] | None = earlier
-        self._complete = complete
+    def __init__(
+        self,
+        earlier: Callable[[], Iterator[Rows]] | None = None,
+        *,
+        complete: bool = True,
+        pruned: bool = False,
+    ) -> None:
+        self._earlier, self._complete, self._pruned = earlier, complete, pruned
         self._parts: dict[bytes, list[bytes]] = {}
         self._dropped: set[bytes] = set()
 
-    def add(self, entry: Entry) -> bytes | None:
+    @property
+    def unfinished(self) -> dict[bytes, list[bytes]]:
+        """Parts by message."""
+        return self._parts
+
+    def add(self, entry: Entry, place: Position) -> bytes | None:
         """The payload of the message whose last chunk this is; None for another one, or if its
         producer died before it was whole. Raises LimitExceeded."""
         metadata = entry.metadata
@@ -189,8 +200,8 @@ class Chunks:
                 dropped = next(iter(self._parts))
                 del self._parts[dropped]
                 self._dropped.add(dropped)
-        elif name not in self._parts:
-            self._look_back(name)
+        elif number > len(self._parts.get(name, ())):
+            self._look_back(name, place)
         parts = self._parts.get(name)
         if parts is None or number != len(parts):
             return None  # without its beginning, or sent twice
@@ -200,23 +211,33 @@ class Chunks:
         del self._parts[name]
         return b"".join(parts)
 
-    def _look_back(self, name: bytes) -> None:
+    def _look_back(self, name: bytes, place: Position) -> None:
         if name in self._dropped:
             raise LimitExceeded(f"more than {UNFINISHED_MAX} messages in chunks are unfinished")
-        earlier, self._earlier = self._earlier, None
-        if earlier is not None:
-            before = Chunks(lambda: iter(()), complete=True)
-            for rows in earlier():
-                for row in np.flatnonzero(~rows.plain).tolist():
-                    found = readable_entry(rows.entry_bytes(row))
-                    if found is not None and found.metadata.num_chunks_from_msg > 1:
-                        before.add(found)
-            self._parts = before._parts | self._parts
+        if self._earlier is not None:
+            before = _parts_before(self._earlier(), place)
+            if self._pruned:
+                before = {name: before[name]} if name in before else {}
+                self._parts = self._parts | before
+            else:
+                self._parts, self._earlier = before | self._parts, None
         if name not in self._parts and not self._complete:
             raise LimitExceeded(
                 "the beginning of a message in chunks lies further back than a task reads; raise "
                 "option bytesPerTask"
             )
+
+
+def _parts_before(stretches: Iterator[Rows], place: Position) -> dict[bytes, list[bytes]]:
+    """Parts of messages that are not whole at an entry."""
+    found = Chunks()
+    for rows in stretches:
+        for row in np.flatnonzero(~rows.plain).tolist():
+            at = int(rows.ledgers[row]), int(rows.entries[row])
+            entry = readable_entry(rows.entry_bytes(row)) if at < place else None
+            if entry is not None and entry.metadata.num_chunks_from_msg > 1:
+                found.add(entry, at)
+    return found.unfinished
 
 
 class Unfolding:
@@ -261,23 +282,23 @@ class Unfolding:
     # --- one entry --------------------------------------------------------------------------------
 
     def _open(self, rows: Rows, row: int, found: _Columns) -> None:
+        place: Position = (int(rows.ledgers[row]), int(rows.entries[row]))
         try:
-            self._open_entry(parse_entry(rows.entry_bytes(row)), row, found)
+            self._open_entry(parse_entry(rows.entry_bytes(row)), place, row, found)
         except ProtocolError as error:
             if self._skip:
                 return
-            place: Position = (int(rows.ledgers[row]), int(rows.entries[row]))
             raise CorruptData(
                 f"{self._topic}: entry {shown(place)} cannot be opened: {error}; read the others "
                 "with option undecodable=skip, or its bytes with rows=entries"
             ) from error
 
-    def _open_entry(self, entry: Entry, row: int, found: _Columns) -> None:
+    def _open_entry(self, entry: Entry, place: Position, row: int, found: _Columns) -> None:
         metadata, selection = entry.metadata, self._selection
         if metadata.HasField("marker_type"):
             return
         if metadata.num_chunks_from_msg > 1:
-            whole = self._chunks.add(entry)
+            whole = self._chunks.add(entry, place)
             if whole is None:
                 return
             entry = Entry(metadata, memoryview(whole), entry.broker_metadata)

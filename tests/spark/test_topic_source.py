@@ -299,6 +299,30 @@ def test_a_message_in_chunks_without_its_beginning_is_left_out(topic: DurableTop
             [list(narrow.read(part)) for part in narrow.partitions()]
 
 
+def test_a_filter_leaves_a_message_in_chunks_whole(topic: DurableTopic) -> None:
+    """Its other chunks do not match, and are passed over until they are missed; so are those of
+    another message between them."""
+    history = History(random.Random(9))
+    one = [b"%d" % number * 50 for number in range(3)]
+    two = [b"%d" % number * 60 for number in range(2)]
+    history.chunk("one", "a", one, 0)
+    history.chunk("two", "b", two, 0)
+    history.chunk("one", "a", one, 1)
+    last = [history.chunk("one", "a", one, 2), history.chunk("two", "b", two, 1)]
+    topic.write(history.entries, run_entries_max=1)
+    with released(topic):
+        for described, parts in zip(last, (one, two), strict=True):
+            reader = FilteringTopicReader(ReadOptions.parse(options_of(topic)))
+            reader.pushFilters([EqualTo(("entry",), described.entry)])
+            values = [
+                value
+                for part in reader.partitions()
+                for batch in reader.read(part)
+                for value in batch.column("value").to_pylist()
+            ]
+            assert values == [b"".join(parts)]
+
+
 def test_columns_are_those_that_are_asked_for(spark: SparkSession, topic: DurableTopic) -> None:
     history = grown(51, count=20)
     topic.write(history.entries)
