@@ -135,6 +135,7 @@ class Reason(enum.StrEnum):
     # DataJob
     TOPIC_MISSING = "TopicNotFound"
     NAMESPACE_MISSING = "NamespaceNotFound"
+    SCRIPT_MISSING = "ScriptNotFound"
     EXECUTORS_REFUSED = "ExecutorsRefused"
     SCHEDULED = "Scheduled"
     REPLACED = "Replaced"

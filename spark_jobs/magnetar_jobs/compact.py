@@ -1,12 +1,9 @@
 """`python -m magnetar_jobs.compact`: topic compaction, the latest message per key.
 
-Owns: the command line, the run's record and the loop plan -> phases -> commit. Imports: session,
-planning, inputs, execution, commit, metadata; argparse, since typer has no exclusive options.
-Invariants: a run id that succeeded is done: a second
-driver with it exits at once; each topic (partition) is committed alone, in one transaction; a
-conflict plans that topic again, at most `ATTEMPTS_MAX` times; whatever happens, readers see the old
-view or the new one. Exit codes: 0 succeeded (now or before), 1 failed (the record says why), 2 the
-arguments or the environment need a change, 3 failed because executors were lost.
+Owns: the command line and the loop plan -> phases -> commit. Imports: driver, session, planning,
+inputs, execution, commit, metadata; argparse, since typer has no exclusive options. Invariants:
+each topic (partition) is committed alone, in one transaction; a conflict plans that topic again, at
+most `ATTEMPTS_MAX` times; whatever happens, readers see the old view or the new one.
 """
 
 from __future__ import annotations
@@ -24,18 +21,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from magnetar.clock import Clock, SystemClock
-from magnetar.errors import (
-    InvalidRequest,
-    InvalidTopicName,
-    MagnetarError,
-    TopicNotFound,
-)
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
-from magnetar.storage.volumes.opening import check_location, volume_at
+from magnetar.storage.volumes.opening import volume_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, shown, until_reached
 from magnetar_jobs.commit import Committer, Conflict
+from magnetar_jobs.driver import Done, add_arguments, exit_code, recorded, session_settings
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
 from magnetar_jobs.inputs import BEFORE_ALL, Position
 from magnetar_jobs.planning import CompactionPlan, plan_topic
@@ -45,14 +37,11 @@ from magnetar_jobs.progress import (
     STARTING,
     Publisher,
     RunProgress,
-    published,
 )
 from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.reporting import Report
-from magnetar_jobs.run_record import RunRecord
-from magnetar_jobs.session import JavaMissing, SessionSettings, lost_executors, spark_session
+from magnetar_jobs.session import spark_session
 from magnetar_jobs.source import register_source
-from magnetar_jobs.store_places import StorePlace, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,9 +50,6 @@ log = structlog.get_logger(__name__)
 
 KIND = "compaction"
 ATTEMPTS_MAX = 3
-SUCCEEDED, FAILED, UNUSABLE, EXECUTORS_LOST = 0, 1, 2, 3
-TERMINATION_LOG = Path("/dev/termination-log")
-LAST_WORDS_MAX = 1000
 
 
 @dataclass(slots=True)
@@ -203,14 +189,6 @@ async def plan_up_to(
 # --- command line ---------------------------------------------------------------------------------
 
 
-def _location(location: str) -> str:
-    try:
-        check_location(location)
-    except InvalidRequest as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return location
-
-
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="magnetar_jobs.compact",
@@ -221,25 +199,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         required=True,
         help="full topic name; a partitioned topic stands for all its partitions",
     )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--store",
-        help="etcd://host:port[,host:port] or embedded://DIRECTORY (no broker may be running on it)",
-    )
-    parser.add_argument(
-        "--store-tls", default="", help="directory with ca.crt, tls.crt and tls.key for etcd"
-    )
-    where.add_argument(
-        "--broker-url",
-        help="http://127.0.0.1:8080 of a standalone broker, which then commits for this job",
-    )
-    parser.add_argument("--volume", required=True, type=_location, help="the cluster's storage")
-    parser.add_argument(
-        "--job", required=True, help="name of the job; with --run the key of its record"
-    )
-    parser.add_argument(
-        "--run", required=True, help="id of this run; a run that succeeded is not repeated"
-    )
+    add_arguments(parser)
     parser.add_argument(
         "--no-roll",
         action="store_true",
@@ -250,64 +210,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="keep messages without a key instead of dropping them",
     )
-    parser.add_argument(
-        "--master", default="local[2]", help="local[N]: N threads of this process do the work"
-    )
-    parser.add_argument(
-        "--executors",
-        type=int,
-        default=0,
-        help="as many executors do the work instead, and come to this driver by themselves",
-    )
-    parser.add_argument(
-        "--report",
-        action="store_true",
-        help="print progress and result as lines of JSON; logs go to standard error",
-    )
-    parser.add_argument("--executor-memory-mib", type=int, default=1024)
-    parser.add_argument("--executor-cores", type=int, default=1)
     return parser.parse_args(arguments)
 
 
-def session_settings(options: argparse.Namespace) -> SessionSettings:
-    """The session a command line asks for."""
-    return SessionSettings(
-        name=f"compact-{options.job}-{options.run}",
-        master=options.master,
-        executors=options.executors,
-        executor_memory_mib=options.executor_memory_mib,
-        executor_cores=options.executor_cores,
-    )
-
-
 async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """One run, recorded. Raises MagnetarError for what the record cannot hold (store
-    unreachable, arguments unusable)."""
-    clock, topic = SystemClock(), TopicName.parse(options.topic)
-    place = StorePlace(options.store or "", options.store_tls, options.broker_url or "")
-    report = Report(options.report)
-    async with open_store(place, clock, os.environ.get(TOKEN_FILE, "")) as store:
-        record = RunRecord(store, clock, KIND, options.job, options.run)
-        done = await record.begin()
-        if done is not None:
-            log.info("compaction.done_before", job=options.job, run=options.run, **done.result)
-            report.result(done.result)
-            return SUCCEEDED
-        try:
-            async with published(store, clock, options.job, options.run, report) as publisher:
-                result = await _compact_all(store, clock, topic, options, environment, publisher)
-        except MagnetarError as error:
-            await record.fail(f"{type(error).__name__}: {error}")
-            raise
-        except Exception as error:
-            # Spark reports an executor's failure as its own exception types; the record must say
-            # that the run is over, whatever it was.
-            await record.fail(f"{type(error).__name__}: {error}")
-            raise
-        await record.succeed(asdict(result), result.message)
-        log.info("compaction.succeeded", job=options.job, run=options.run, **asdict(result))
-        report.result(asdict(result) | {"message": result.message})
-        return SUCCEEDED
+    """One run, recorded. Raises as `recorded`."""
+    topic = TopicName.parse(options.topic)
+
+    async def work(store: MetadataStore, clock: Clock, publisher: Publisher) -> Done:
+        result = await _compact_all(store, clock, topic, options, environment, publisher)
+        return Done(asdict(result), result.message)
+
+    return await recorded(options, KIND, SystemClock(), work)
 
 
 async def _compact_all(
@@ -328,7 +242,7 @@ async def _compact_all(
             )
     volume = volume_at(options.volume, clock)
     result = Result()
-    settings = session_settings(options)
+    settings = session_settings(options, "compact")
     progress.begin_topics(len(topics))
     progress.enter(STARTING)
     await publisher.publish()  # nothing else runs here until the session has begun
@@ -347,36 +261,9 @@ async def _compact_all(
     return result
 
 
-def leave_last_words(error: Exception) -> None:
-    """Say why the driver ends where the kubelet looks, in one line: Spark's errors have many.
-    Outside Kubernetes there is no such file."""
-    if TERMINATION_LOG.exists():
-        TERMINATION_LOG.write_text(
-            " ".join(f"{type(error).__name__}: {error}".split())[:LAST_WORDS_MAX]
-        )
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    report = Report(options.report)
-    report.begin()
-    try:
-        return asyncio.run(run(options, os.environ))
-    except (InvalidRequest, InvalidTopicName, TopicNotFound, JavaMissing) as error:
-        log.error("compaction.unusable", error=str(error))
-        report.error(str(error))
-        leave_last_words(error)
-        return UNUSABLE
-    except MagnetarError as error:
-        log.error("compaction.failed", error=f"{type(error).__name__}: {error}")
-        report.error(str(error))
-        leave_last_words(error)
-        return FAILED
-    except Exception as error:
-        log.error("compaction.failed", error=f"{type(error).__name__}: {error}", exc_info=error)
-        report.error(f"{type(error).__name__}: {error}")
-        leave_last_words(error)
-        return EXECUTORS_LOST if lost_executors(error) else FAILED
+    return exit_code(KIND, lambda: asyncio.run(run(options, os.environ)), Report(options.report))
 
 
 if __name__ == "__main__":

@@ -24,18 +24,21 @@ from magnetar_jobs.reporting import Report
 
 log = structlog.get_logger(__name__)
 
-SEALING, STARTING, PLANNING, READING, WRITING, COMMITTING = (
+SEALING, STARTING, PLANNING, READING, WRITING, COMMITTING, WORKING = (
     "Sealing",
     "Starting",
     "Planning",
     "Reading",
     "Writing",
     "Committing",
+    "Working",
 )
 _BEGINS = {READING: 0.0, WRITING: 0.5, COMMITTING: 0.98}
 """The share of a topic that is done when a phase begins; each lasts until the next one."""
 POLL_S, PUBLISH_S = 1.0, 10.0
 WRITE_TIMEOUT_S = 5.0
+MEASURED_MIN_S = 0.001
+"""Nothing is said of the rate of less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,8 @@ def estimated(counts: Counts, worked_s: float, now_ms: int) -> JobProgressRecord
         topics_total=counts.topics_total,
         bytes_done=done,
         bytes_planned=counts.bytes_done + counts.bytes_now,
-        percent=int(100 * share),
-        bytes_per_s=int(done / worked_s) if worked_s > 0 else 0,
+        percent=int(100 * share) if counts.topics_total else None,
+        bytes_per_s=int(done / worked_s) if worked_s >= MEASURED_MIN_S else 0,
         eta_s=int(worked_s * (1 - share) / share) if share > 0 else None,
         updated_ms=now_ms,
     )

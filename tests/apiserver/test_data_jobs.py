@@ -398,6 +398,31 @@ async def test_pods_get_what_is_added_and_what_would_be_too_much_is_refused(
         assert "nodeSelector" not in executor["spec"]
 
 
+async def test_a_script_is_waited_for_and_then_run(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """First its ConfigMap, then its entry; without either no driver is made."""
+
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        spec = {"clusterRef": {"name": "main"}, "type": "PySpark"}
+        with pytest.raises(AssertionError, match=r"type PySpark needs pySpark\.configMap"):
+            scene.create("DataJob", "prices", spec)
+        scene.create("DataJob", "prices", {**spec, "pySpark": {"configMap": "report"}})
+        assert (await jobs.says("ScriptNotFound")).startswith("ConfigMap report does not exist")
+        report = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "report"}}
+        scene.plane.must("POST", scene.core("configmaps"), report)
+        await until(
+            "the entry is missed",
+            lambda: (
+                "has no entry main.py" in scene.condition(jobs.path, "Degraded").get("message", "")
+            ),
+        )
+        assert jobs.driver() is None
+        scene.merge(scene.core("configmaps", "report"), {"data": {"main.py": "print(1)"}})
+        driver = await until("the driver", jobs.driver)
+        assert "magnetar_jobs.script" in driver["spec"]["containers"][0]["args"]
+
+
 async def test_attempts_are_repeated_by_the_kind_of_their_failure(
     scene: Scene, cluster_etcd: EtcdProcess, clock: SetClock
 ) -> None:

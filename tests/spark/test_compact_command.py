@@ -16,8 +16,9 @@ from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.records import JobRunRecord
-from magnetar_jobs import compact
-from magnetar_jobs.compact import FAILED, SUCCEEDED, UNUSABLE, main
+from magnetar_jobs import driver
+from magnetar_jobs.compact import main
+from magnetar_jobs.driver import FAILED, SUCCEEDED, UNUSABLE
 from magnetar_jobs.progress import (
     COMMITTING,
     PLANNING,
@@ -127,7 +128,7 @@ def test_a_run_without_a_topic_is_recorded_as_failed_with_its_name(
         topic.run(topic.store.close())
     words = tmp_path / "termination-log"
     words.touch()
-    monkeypatch.setattr(compact, "TERMINATION_LOG", words)
+    monkeypatch.setattr(driver, "TERMINATION_LOG", words)
     given = arguments(tmp_path, "1")
     given[given.index("--topic") + 1] = f"{TOPIC}-misspelt"
     assert main(given) == UNUSABLE
@@ -143,14 +144,14 @@ def test_the_last_words_of_a_driver_are_one_line_and_bounded(
     """What a JVM answers has hundreds, and the operator takes the last one; without such a file
     nothing is written."""
     words = tmp_path / "termination-log"
-    monkeypatch.setattr(compact, "TERMINATION_LOG", words)
+    monkeypatch.setattr(driver, "TERMINATION_LOG", words)
     error = RuntimeError("Job aborted\n\tat org.apache.spark\n" + 2000 * "x")
-    compact.leave_last_words(error)
+    driver.leave_last_words(error)
     assert not words.exists()
     words.touch()
-    compact.leave_last_words(error)
+    driver.leave_last_words(error)
     assert words.read_text().startswith("RuntimeError: Job aborted at org.apache.spark xxx")
-    assert len(words.read_text()) == compact.LAST_WORDS_MAX
+    assert len(words.read_text()) == driver.LAST_WORDS_MAX
 
 
 @pytest.mark.parametrize("store", ["zookeeper://h", "embedded://", "etcd"])

@@ -22,7 +22,7 @@ import pytest
 
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
-from magnetar_jobs.compact import SUCCEEDED
+from magnetar_jobs.driver import SUCCEEDED
 from magnetar_jobs.session import POD_IP, POD_NAME, SECRET
 from tests.spark.histories import History, reference, visible
 from tests.spark.topics import TOPIC

@@ -342,14 +342,14 @@ class JobRunRecord(Record):
 @dataclass(frozen=True, slots=True)
 class JobProgressRecord(Record):
     """`jobs/<job>/<run>/progress`: how far a driver is. `bytes_planned` are those of the topics
-    that have been planned so far; `eta_s` is None while it cannot be estimated."""
+    that have been planned so far; `percent` and `eta_s` are None while they cannot be estimated."""
 
     phase: str
     topics_done: int
     topics_total: int
     bytes_done: int
     bytes_planned: int
-    percent: int
+    percent: int | None
     bytes_per_s: int
     eta_s: int | None
     updated_ms: int

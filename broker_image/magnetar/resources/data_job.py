@@ -90,6 +90,29 @@ def _is_time_zone(name: str) -> str:
     return name
 
 
+class PySpark(Model):
+    """A PySpark script of one's own."""
+
+    config_map: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Name of the ConfigMap that has the script, in the job's namespace.",
+    )
+    key: str = Field(
+        default="main.py",
+        min_length=1,
+        max_length=253,
+        pattern="^[-._a-zA-Z0-9]+$",
+        description="Its entry that is run.",
+    )
+    arguments: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
+        default=(),
+        max_length=64,
+        description="Arguments of the script.",
+        json_schema_extra=ATOMIC,
+    )
+
+
 class Driver(Model):
     """The pod that plans the work and commits its result."""
 
@@ -180,15 +203,23 @@ class DataJobSpec(Model):
             "type Compaction needs compaction.topic",
             lambda spec: spec.type != "Compaction" or spec.compaction is not None,
         ),
+        Rule(
+            "self.type != 'PySpark' || has(self.pySpark)",
+            "type PySpark needs pySpark.configMap",
+            lambda spec: spec.type != "PySpark" or spec.py_spark is not None,
+        ),
     )
 
     cluster_ref: SameNamespaceCluster = Field(
         description="The cluster whose messages the job reads."
     )
-    type: Literal["Compaction"] = Field(default="Compaction", description="What the job does.")
+    type: Literal["Compaction", "PySpark"] = Field(
+        default="Compaction", description="What the job does."
+    )
     compaction: Compaction | None = Field(
         default=None, description="For type Compaction: what to compact."
     )
+    py_spark: PySpark | None = Field(default=None, description="For type PySpark: what to run.")
     run_request: str = Field(
         default=DEFAULT_RUN,
         pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
@@ -276,7 +307,10 @@ class DataJobSpec(Model):
 class JobProgress(StatusModel):
     """How far the driver is, as it says itself."""
 
-    phase: str = Field(description="Sealing, Starting, Planning, Reading, Writing or Committing.")
+    phase: str = Field(
+        description="Sealing, Starting, Planning, Reading, Writing or Committing; of a script, "
+        "Starting or Working."
+    )
     complete: str = Field(default="", description="Share of the work that is done, in percent.")
     topics_done: int = Field(default=0, description="Topics (partitions) that are done.")
     topics_total: int = Field(default=0, description="Topics (partitions) of the run.")

@@ -1,7 +1,7 @@
 """The pods of a DataJob: Spark's driver, and its executors.
 
-Owns: them, what they share, and the command lines of `magnetar_jobs.compact` and
-`magnetar_jobs.executor`. Imports: builders siblings, names. Pure. Invariants: a driver's name is a
+Owns: them, what they share, and the command lines of `magnetar_jobs.compact`,
+`magnetar_jobs.script` and `magnetar_jobs.executor`. Imports: builders siblings, names. Pure. Invariants: a driver's name is a
 function of (resource, run, attempt), an executor's of its driver and a number; a driver is never
 restarted in place: another attempt is another pod; its durable record, not its phase, says whether
 the run succeeded; an executor goes with its driver's pod; neither has a token of the API server,
@@ -33,6 +33,7 @@ from magnetar_operator.builders.object import (
 )
 
 GRACE_S = 30
+SCRIPT_PATH = "/script"
 SECRET_KEY, SECRET_VARIABLE = "key", "MAGNETAR_SPARK_SECRET"
 SECRET_BYTES = 32
 OVERHEAD_MIN_MIB, OVERHEAD_SHARE = 384, 0.4
@@ -62,6 +63,8 @@ def driver_pod(
     pod = _pod(chosen, cluster, defaults, container, restart="Never", etcd=True)
     if deadline_s is not None:
         pod["spec"]["activeDeadlineSeconds"] = max(1, deadline_s)
+    if job.spec.type == "PySpark":
+        _add_script(pod, job)
     pod["metadata"] |= {
         "name": names.driver_pod(job.name, job.metadata.uid, run, attempt),
         "labels": job.spec.driver.pod_template.labels
@@ -210,12 +213,35 @@ def _pod(
     }
 
 
+def _add_script(pod: Manifest, job: DataJob) -> None:
+    """Executors get what they need of it from the driver."""
+    assert job.spec.py_spark is not None, "the model's rules admit no such job without a script"
+    source = {"name": "script", "configMap": {"name": job.spec.py_spark.config_map}}
+    pod["spec"]["volumes"].append(source)
+    mount = {"name": "script", "mountPath": SCRIPT_PATH, "readOnly": True}
+    pod["spec"]["containers"][0]["volumeMounts"].append(mount)
+
+
 def _driver_arguments(job: DataJob, cluster: BrokerCluster, run: str) -> list[str]:
-    compaction, executors = job.spec.compaction, job.spec.executors
+    script, compaction = job.spec.py_spark, job.spec.compaction
+    if job.spec.type == "PySpark":
+        assert script is not None, "the model's rules admit no such job without a script"
+        return [
+            "python3", "-m", "magnetar_jobs.script",
+            "--script", f"{SCRIPT_PATH}/{script.key}", *_shared_arguments(job, cluster, run),
+            "--", *script.arguments,
+        ]  # fmt: skip
     assert compaction is not None, "the model's rules admit no compaction job without a topic"
     arguments = [
         "python3", "-m", "magnetar_jobs.compact",
-        "--topic", compaction.topic,
+        "--topic", compaction.topic, *_shared_arguments(job, cluster, run),
+    ]  # fmt: skip
+    return [*arguments, "--retain-keyless"] if compaction.retain_keyless else arguments
+
+
+def _shared_arguments(job: DataJob, cluster: BrokerCluster, run: str) -> list[str]:
+    executors = job.spec.executors
+    return [
         "--store", store_url(cluster), *client_arguments(cluster, names.JOB_USER),
         "--volume", names.VOLUME_PATH,
         "--job", f"{job.namespace}/{job.name}",
@@ -224,4 +250,3 @@ def _driver_arguments(job: DataJob, cluster: BrokerCluster, run: str) -> list[st
         "--executor-memory-mib", str(executors.memory_mib),
         "--executor-cores", str(executors.cores),
     ]  # fmt: skip
-    return [*arguments, "--retain-keyless"] if compaction.retain_keyless else arguments

@@ -50,6 +50,7 @@ from magnetar_operator.jobs.runs import (
     with_deadline,
 )
 from magnetar_operator.jobs.schedule import Schedule, giving_way, plan_schedule
+from magnetar_operator.kube.kinds import BY_KIND
 
 STORE_RETRY_S = 3.0
 READ_TIMEOUT_S = 5.0
@@ -164,16 +165,18 @@ async def _read_store(
                 item = await reader.get(keys.job_progress(_job_key(job), entry.run))
                 if item is not None:
                     progress[entry.run] = JobProgressRecord.decode(item.value)
-        return RunRecords(found, progress), await _obstacle(reader, job)
+        return RunRecords(found, progress), await _obstacle(world, reader, job)
 
 
 def _job_key(job: DataJob) -> str:
     return f"{job.namespace}/{job.name}"
 
 
-async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
-    """Why a driver would find nothing to compact: it would succeed all the same. Raises
-    StoreError."""
+async def _obstacle(world: World, reader: MetadataStore, job: DataJob) -> Problem | None:
+    """Why a driver would find nothing to do: it would succeed all the same, or never start. Raises
+    StoreError, KubernetesError."""
+    if job.spec.type == "PySpark":
+        return await _script_problem(world, job)
     assert job.spec.compaction is not None, (
         "the model's rules admit no compaction job without a topic"
     )
@@ -184,6 +187,18 @@ async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
     except TopicNotFound as error:
         return Problem(Reason.TOPIC_MISSING, str(error))
     return None
+
+
+async def _script_problem(world: World, job: DataJob) -> Problem | None:
+    """Raises KubernetesError."""
+    script = job.spec.py_spark
+    assert script is not None, "the model's rules admit no such job without a script"
+    found = await world.api.get(BY_KIND["ConfigMap"], job.namespace, script.config_map)
+    if found is not None and script.key in found.get("data", {}):
+        return None
+    missing = "does not exist" if found is None else f"has no entry {script.key}"
+    reason = Reason.SCRIPT_MISSING
+    return Problem(reason, f"ConfigMap {script.config_map} {missing}. {reason.remedy}")
 
 
 def _view(
@@ -316,10 +331,10 @@ async def _report(
             await report(job, decided.reason.value, f"run {entry.run}: {decided.message}")
     shown = job.status.progress
     if progress is not None and (shown is None or shown.phase != progress.phase):
-        done = f"{progress.topics_done} of {progress.topics_total} topics are done"
-        await world.events.normal(
-            job, "PhaseChanged", f"run {history[0].run}: {progress.phase}; {done}"
-        )
+        text = f"run {history[0].run}: {progress.phase}"
+        if progress.topics_total:
+            text += f"; {progress.topics_done} of {progress.topics_total} topics are done"
+        await world.events.normal(job, "PhaseChanged", text)
 
 
 async def _forget(world: World, job: DataJob, cluster: BrokerCluster, runs: Iterable[str]) -> bool:

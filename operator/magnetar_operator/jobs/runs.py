@@ -207,7 +207,7 @@ def progress_of(history: Sequence[Run], records: RunRecords) -> JobProgress | No
         return None
     return JobProgress(
         phase=record.phase,
-        complete=f"{record.percent}%",
+        complete=f"{record.percent}%" if record.percent is not None else "",
         topics_done=record.topics_done,
         topics_total=record.topics_total,
         bytes_done=record.bytes_done,

@@ -95,7 +95,8 @@ phases = st.sampled_from([STARTING, PLANNING, READING, WRITING, COMMITTING])
 )
 def test_estimates_stay_within_bounds(counts: Counts, worked_s: float) -> None:
     found = estimated(counts, worked_s, 0)
-    assert 0 <= found.percent <= 100
+    assert (found.percent is None) == (counts.topics_total == 0)
+    assert 0 <= (found.percent or 0) <= 100
     assert 0 <= found.bytes_done <= found.bytes_planned
     assert found.bytes_per_s >= 0
     assert found.eta_s is None or found.eta_s >= 0

@@ -31,6 +31,7 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.storage.s3.credentials",
     "spec.etcd.external",
     "spec.compaction",
+    "spec.pySpark",
     # absent: once; however late; as long as the history, or as it takes
     "spec.schedule",
     "spec.startingDeadlineSeconds",

@@ -294,6 +294,26 @@ def test_the_driver_gets_the_command_line_that_the_job_parses() -> None:
 
 
 @pytest.mark.slow
+def test_a_script_is_mounted_into_its_driver_alone_and_gets_its_arguments() -> None:
+    """The command line is one of `magnetar_jobs.script`'s own parser."""
+    script = pytest.importorskip("magnetar_jobs.script")
+    resource = job(
+        type="PySpark",
+        compaction=None,
+        pySpark={"configMap": "report", "key": "daily.py", "arguments": ["--day", "monday"]},
+    )
+    driver, executor = job_pods_of(resource)
+    (container,) = driver["spec"]["containers"]
+    assert container["args"][:3] == ["python3", "-m", "magnetar_jobs.script"]
+    parsed = script.parse_arguments([*container["args"][3:]])
+    assert (str(parsed.script), parsed.arguments) == ("/script/daily.py", ["--day", "monday"])
+    assert parsed.executors == 1
+    assert driver["spec"]["volumes"][-1] == {"name": "script", "configMap": {"name": "report"}}
+    assert container["volumeMounts"][-1]["readOnly"]
+    assert "script" not in {volume["name"] for volume in executor["spec"]["volumes"]}
+
+
+@pytest.mark.slow
 def test_an_executor_gets_the_command_line_that_it_parses_and_the_drivers_secret() -> None:
     """Spark's ports, the secret's variable and the name of the application are spelled in two
     places, compared here."""
