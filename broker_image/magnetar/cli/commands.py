@@ -17,7 +17,7 @@ import typer
 from magnetar.cli.access import Access
 from magnetar.cli.balance import balance
 from magnetar.cli.bundles import bundles
-from magnetar.cli.job import job
+from magnetar.cli.jobs import jobs
 from magnetar.cli.kubernetes import Context, Kubernetes, Namespace
 from magnetar.cli.metadata import metadata
 from magnetar.cli.names import pairs_of, topic_of
@@ -390,7 +390,7 @@ GROUPS = {
     "metadata": metadata,
     "storage": storage,
     "token": tokens,
-    "job": job,
+    "job": jobs,
 }
 for _name, _group in GROUPS.items():
     application.add_typer(_group, name=_name)

@@ -32,9 +32,7 @@ LAST_LINES = 5
 STOP_S = 20.0
 Update = Callable[[Mapping[str, Any]], None]
 
-job = group("Spark jobs.")
 run = group("Run a job on this machine, without Kubernetes.")
-job.add_typer(run, name="run")
 
 
 @run.command()
