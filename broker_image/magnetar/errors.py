@@ -119,6 +119,12 @@ class IncompatibleSchema(MagnetarError):
     wire_code, http_status, retry = WireCode.INCOMPATIBLE_SCHEMA, 409, Retry.NEVER
 
 
+class InvalidSchema(IncompatibleSchema):
+    """A schema whose definition is none of its type."""
+
+    http_status = 422
+
+
 class NotAllowed(MagnetarError):
     """A request that is valid but not permitted in this combination."""
 

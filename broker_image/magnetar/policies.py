@@ -1,7 +1,7 @@
 """Policies of namespaces and topics.
 
 Owns: what each policy of Pulsar's JSON means: its names, its bounds, and the effective values of a
-topic. Imports: errors. Pure. Source: Pulsar's `Policies` (names as `GET /admin/v2/namespaces/T/N`
+topic. Imports: errors, the strategies of schemas. Pure. Source: Pulsar's `Policies` (names as `GET /admin/v2/namespaces/T/N`
 writes them) and `TopicPolicies`; a topic's own policies have the same keys. Invariants: `effective`
 reads every key it knows and ignores the others, which are stored and returned as they came; a value
 that is stored has passed `check`; a topic's policy wins over its namespace's, which wins over the
@@ -24,6 +24,8 @@ from types import MappingProxyType
 from typing import Any
 
 from magnetar.errors import InvalidRequest
+from magnetar.schemas.strategies import AUTO_UPDATE, Strategy
+from magnetar.schemas.strategies import DEFAULT as DEFAULT_STRATEGY
 
 INFINITE = -1
 NON_PARTITIONED, PARTITIONED = "non-partitioned", "partitioned"
@@ -120,6 +122,23 @@ class Policies:
     subscription_expiration_minutes: int = 0
     max_message_bytes: int = 0
     compaction_threshold: int = 0
+    schema_strategy: Strategy = Strategy.UNDEFINED
+    schema_auto_update: Strategy = Strategy.UNDEFINED
+    schema_updates_allowed: bool = True
+    schema_validation_enforced: bool = False
+
+    @property
+    def schema_compatibility(self) -> Strategy:
+        """How a new schema must fit: by the policy, else by its older form, else as the broker
+        has it."""
+        return next(
+            (
+                found
+                for found in (self.schema_strategy, self.schema_auto_update)
+                if found is not Strategy.UNDEFINED
+            ),
+            DEFAULT_STRATEGY,
+        )
 
     @property
     def retains_permanently(self) -> bool:
@@ -313,6 +332,15 @@ def _subscription_types(key: str, value: Any) -> dict[str, Any]:
     return {"subscription_types_enabled": frozenset(value or SUBSCRIPTION_TYPES)}
 
 
+def _schema_strategy(key: str, value: Any) -> dict[str, Any]:
+    found = Strategy(_choice(key, value, list(Strategy)))
+    return {} if found is Strategy.UNDEFINED else {"schema_strategy": found}
+
+
+def _schema_auto_update(key: str, value: Any) -> dict[str, Any]:
+    return {"schema_auto_update": AUTO_UPDATE[_choice(key, value, list(AUTO_UPDATE))]}
+
+
 # --- all of them ----------------------------------------------------------------------------------
 
 READERS: Mapping[str, Reader] = MappingProxyType(
@@ -339,6 +367,10 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "subscription_expiration_time_minutes": _number("subscription_expiration_minutes"),
         "max_message_size": _number("max_message_bytes"),
         "compaction_threshold": _number("compaction_threshold", 0, _LONG_MAX),
+        "schema_compatibility_strategy": _schema_strategy,
+        "schema_auto_update_compatibility_strategy": _schema_auto_update,
+        "is_allow_auto_update_schema": _boolean("schema_updates_allowed"),
+        "schema_validation_enforced": _boolean("schema_validation_enforced"),
     }
 )
 """How each key that has an effect is read. All other keys are only stored and returned."""
@@ -361,11 +393,7 @@ _SHAPES: Mapping[str, type] = MappingProxyType(
         ),
         **dict.fromkeys(("bookie_affinity", "migration", "auth_policies", "properties"), dict),
         **dict.fromkeys(("replication_clusters", "allowed_clusters"), list),
-        **dict.fromkeys(
-            ("schema_compatibility_strategy", "schema_auto_update_compatibility_strategy"), str
-        ),
         **dict.fromkeys(("subscription_auth_mode", "anti_affinity", "resource_group_name"), str),
-        **dict.fromkeys(("schema_validation_enforced", "is_allow_auto_update_schema"), bool),
         "dispatcherPauseOnAckStatePersistentEnabled": bool,
         **dict.fromkeys(
             ("offload_threshold", "offload_threshold_in_seconds", "offload_deletion_lag_ms"), int

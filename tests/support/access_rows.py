@@ -122,6 +122,8 @@ _ROWS: dict[tuple[Right, int], str] = {
         GET /admin/v2/tenants/{tenant}
         GET /admin/v2/namespaces/{tenant}
         DELETE,PUT N
+        DELETE,POST,PUT /admin/v2/schemas/{tenant}/{namespace}/{topic}/schema
+        POST /admin/v2/schemas/{tenant}/{namespace}/{topic}/compatibility
         PUT N/unload
         PUT N/{bundle}/unload
         PUT N/{bundle}/split
@@ -185,11 +187,10 @@ _ROWS: dict[tuple[Right, int], str] = {
         GET T/partitioned-internalStats
         GET T/lastMessageId
         GET /admin/v2/schemas/{tenant}/{namespace}/{topic}/schema/{version}
-        DELETE,GET,POST,PUT /admin/v2/schemas/{tenant}/{namespace}/{topic}/schema
+        GET /admin/v2/schemas/{tenant}/{namespace}/{topic}/schema
         GET /admin/v2/schemas/{tenant}/{namespace}/{topic}/schemas
-        GET,POST /admin/v2/schemas/{tenant}/{namespace}/{topic}/compatibility
-        GET,POST /admin/v2/schemas/{tenant}/{namespace}/{topic}/version
-        GET,POST /admin/v2/schemas/{tenant}/{namespace}/{topic}/metadata
+        POST /admin/v2/schemas/{tenant}/{namespace}/{topic}/version
+        GET /admin/v2/schemas/{tenant}/{namespace}/{topic}/metadata
     """,
     (Right.USE, 403): """
         GET /magnetar/v1/watermarks/{tenant}/{namespace}/{topic}

@@ -25,6 +25,7 @@ from magnetar.policies import (
     effective,
     readable,
 )
+from magnetar.schemas.strategies import Strategy
 
 GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
     "deduplicationEnabled": (True, {"deduplication_enabled": True}),
@@ -77,6 +78,16 @@ GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
     "subscription_expiration_time_minutes": (9, {"subscription_expiration_minutes": 9}),
     "max_message_size": (1000, {"max_message_bytes": 1000}),
     "compaction_threshold": (1 << 40, {"compaction_threshold": 1 << 40}),
+    "schema_compatibility_strategy": (
+        "BACKWARD",
+        {"schema_strategy": Strategy.BACKWARD},
+    ),
+    "schema_auto_update_compatibility_strategy": (
+        "AutoUpdateDisabled",
+        {"schema_auto_update": Strategy.ALWAYS_INCOMPATIBLE},
+    ),
+    "is_allow_auto_update_schema": (False, {"schema_updates_allowed": False}),
+    "schema_validation_enforced": (True, {"schema_validation_enforced": True}),
 }
 
 BAD: list[tuple[str, Any]] = [
@@ -103,6 +114,9 @@ BAD: list[tuple[str, Any]] = [
     ("watermarks", {"enabled": True, "snapshotInterval": 99}),
     ("subscription_types_enabled", "Shared"),
     ("subscription_types_enabled", ["Broadcast"]),
+    ("schema_compatibility_strategy", "Backward"),
+    ("schema_auto_update_compatibility_strategy", "BACKWARD"),
+    ("schema_validation_enforced", "yes"),
 ]
 
 
@@ -127,6 +141,33 @@ def test_a_value_that_cannot_be_read_is_refused_by_name_and_kept_apart(
     with pytest.raises(InvalidRequest, match=key):
         effective(Policies(), {}, {key: value})
     assert readable({key: value, "x": 1}) == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "topic", "expected"),
+    [
+        ({}, {}, Strategy.FULL),
+        ({"schema_auto_update_compatibility_strategy": "Forward"}, {}, Strategy.FORWARD),
+        (
+            {
+                "schema_auto_update_compatibility_strategy": "Forward",
+                "schema_compatibility_strategy": "BACKWARD",
+            },
+            {"schema_compatibility_strategy": "UNDEFINED"},
+            Strategy.BACKWARD,
+        ),
+        (
+            {"schema_compatibility_strategy": "BACKWARD"},
+            {"schema_compatibility_strategy": "FORWARD"},
+            Strategy.FORWARD,
+        ),
+    ],
+)
+def test_the_strategy_of_schemas_comes_from_the_nearest_level_that_has_one(
+    namespace: dict[str, Any], topic: dict[str, Any], expected: Strategy
+) -> None:
+    """UNDEFINED is none; the older policy counts where the newer one is not set."""
+    assert effective(Policies(), namespace, topic).schema_compatibility is expected
 
 
 @given(st.sets(st.sampled_from(sorted(READERS))), st.sets(st.sampled_from(sorted(READERS))))

@@ -155,6 +155,10 @@ class BrokerSettings:
         100_000, 1, 10_000_000, "topics that one namespace may have, partitions counted one by one"
     )
     partitions_max: int = bounded(4096, 1, 100_000, "partitions of one topic")
+    schema_bytes_max: int = bounded(
+        64 * _KIB, 1 * _KIB, 512 * _KIB, "bytes of one schema, its properties included"
+    )
+    schema_versions_max: int = bounded(100, 1, 1000, "versions of a topic's schema, deletions too")
     bundles_per_namespace_max: int = bounded(
         128, 1, 4096, "bundles of one namespace above which none of them is split"
     )
@@ -328,12 +332,7 @@ class BrokerSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.log_file_bytes < 4 * self.max_message_bytes:
-            raise InvalidRequest(
-                f"{variable('log_file_bytes')}={self.log_file_bytes} is too small for "
-                f"messages of {self.max_message_bytes} bytes: "
-                f"use at least {4 * self.max_message_bytes}"
-            )
+        _check_log_file(self.log_file_bytes, self.max_message_bytes)
 
     @property
     def balance_defaults(self) -> Settings:
@@ -373,6 +372,15 @@ class BrokerSettings:
             max(8 * _MIB, 2 * self.publish_bytes_max),
             BLOCK_BODY_BYTES_MAX,
             self.log_file_bytes - 8 * _KIB,
+        )
+
+
+def _check_log_file(log_file_bytes: int, message_bytes: int) -> None:
+    """Raises InvalidRequest if a file of the log holds too few messages."""
+    if log_file_bytes < 4 * message_bytes:
+        raise InvalidRequest(
+            f"{variable('log_file_bytes')}={log_file_bytes} is too small for "
+            f"messages of {message_bytes} bytes: use at least {4 * message_bytes}"
         )
 
 

@@ -8,6 +8,8 @@ job's lease: none.
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from magnetar.names import BundleName, NamespaceName, TopicName
 
 CLUSTER = "cluster"
@@ -25,6 +27,7 @@ TOPIC_CHANGES = "topic-changes/"
 INTENTS = "intents/"
 JOBS = "jobs/"
 POLICIES = "policies/"
+SCHEMAS = "schemas/"
 TENANTS = "tenants/"
 CLUSTERS = "clusters/"
 DOCUMENTS = "documents/"
@@ -61,6 +64,7 @@ DURABLE = (
     INTENTS,
     JOBS,
     POLICIES,
+    SCHEMAS,
     TENANTS,
     CLUSTERS,
     DOCUMENTS,
@@ -155,6 +159,20 @@ def topic_policies(name: TopicName) -> str:
 
 def topic_policies_in(name: NamespaceName) -> str:
     return f"{POLICIES}{name}/"
+
+
+def schemas_of(name: TopicName) -> str:
+    """All versions of a topic's schema: partitions share those of their topic, and, as with Pulsar,
+    a non-persistent topic those of a persistent one of its name."""
+    return f"{SCHEMAS}{name.namespace_name}/{quote(name.base.local, safe='')}/"
+
+
+def schemas_in(name: NamespaceName) -> str:
+    return f"{SCHEMAS}{name}/"
+
+
+def schema_version(name: TopicName, version: int) -> str:
+    return f"{schemas_of(name)}{version:010d}"
 
 
 def tenant(name: str) -> str:

@@ -220,6 +220,21 @@ class TopicPoliciesRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaRecord(Record):
+    """`schemas/<tenant>/<namespace>/<topic>/<version>`: one version of a topic's schema.
+
+    `type` is the name that REST gives it, `data` its definition in base64. With `deleted` it ends
+    the versions before it, and has no definition.
+    """
+
+    type: str
+    data: str
+    properties: dict[str, str]
+    timestamp_ms: int
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TenantRecord(Record):
     """`tenants/<tenant>`: Pulsar's TenantInfo. `owner` and `owned` as in `NamespaceRecord`."""
 

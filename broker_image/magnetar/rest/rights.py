@@ -183,6 +183,7 @@ ADMINISTER = (
     f"{_T}/shadowTopics",
     f"{_T}/ledger/{{ledger}}/entry/{{entry}}",
     f"{_T}/all_subscription/expireMessages/{{seconds}}",
+    f"{_SCHEMAS}/compatibility",
 )
 USE = (
     _LOOKUP,
@@ -195,10 +196,8 @@ USE = (
     f"{_T}/partitioned-stats",
     f"{_T}/partitioned-internalStats",
     f"{_T}/lastMessageId",
-    f"{_SCHEMAS}/schema",
     f"{_SCHEMAS}/schema/{{version}}",
     f"{_SCHEMAS}/schemas",
-    f"{_SCHEMAS}/compatibility",
     f"{_SCHEMAS}/version",
     f"{_SCHEMAS}/metadata",
     f"{_TRANSACTIONS}/transactionBufferStats/{_ON_TOPIC}",
@@ -244,11 +243,13 @@ RIGHTS: Mapping[str, Right] = {
 READ_RIGHTS: Mapping[str, Right] = {
     "/admin/v2/tenants/{tenant}": Right.ADMINISTER,
     f"{_T}/partitions": Right.USE,
+    f"{_SCHEMAS}/schema": Right.USE,
 }
 """Where GET needs less than the other methods do."""
 OTHER_RIGHTS: Mapping[str, Right] = {
     "/admin/v2/tenants/{tenant}": Right.SUPER,
     f"{_T}/partitions": Right.ADMINISTER,
+    f"{_SCHEMAS}/schema": Right.ADMINISTER,
 }
 
 

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import encode_command
-from tests.support.brokers import TOPIC, Peer, Type, connected_peer, open_peer, running_broker
+from tests.support.brokers import Peer, Type, connected_peer, open_peer, running_broker
 
 REQUEST_ID = 77
 AT_ONCE_S = 30.0
@@ -156,34 +156,3 @@ async def test_transactions_are_refused_with_the_text_that_clients_look_for(tmp_
         for name in ("NEW_TXN", "END_TXN", "ADD_PARTITION_TO_TXN", "ADD_SUBSCRIPTION_TO_TXN"):
             peer.write(minimal(name))
             assert "Transactions are not enabled." in str(body_of(await peer.answer())), name
-
-
-async def test_a_schema_of_bytes_has_an_empty_version_and_another_is_refused_for_good(
-    tmp_path: Path,
-) -> None:
-    """Java's dead-letter and retry producers ask for the first before they send; a type that
-    would have to be checked is not accepted unchecked."""
-
-    async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
-        await peer.lookup(TOPIC)
-        await peer.produce()
-        for kind, refused in (
-            (api.Schema.Type.Value("None"), False),
-            (api.Schema.Type.Value("Json"), True),
-        ):
-            request = api.CommandGetOrCreateSchema(
-                request_id=9,
-                topic=TOPIC,
-                schema=api.Schema(name="s", schema_data=b"{}", type=kind),  # type: ignore[arg-type]
-            )
-            peer.write(
-                encode_command(
-                    api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA, get_or_create_schema=request)
-                )
-            )
-            answer = (
-                await peer.answer(Type.GET_OR_CREATE_SCHEMA_RESPONSE)
-            ).get_or_create_schema_response
-            assert answer.request_id == 9
-            assert answer.HasField("error_code") == refused
-            assert (answer.error_code in FINAL_CODES) if refused else answer.schema_version == b""

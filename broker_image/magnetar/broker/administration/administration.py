@@ -20,6 +20,7 @@ from magnetar.broker.administration.moves import Moves
 from magnetar.broker.administration.namespaces import Namespaces
 from magnetar.broker.administration.operations import Operations
 from magnetar.broker.administration.policies import Policies
+from magnetar.broker.administration.schemas import Schemas
 from magnetar.broker.administration.site import Process, Site
 from magnetar.broker.administration.subscriptions import Subscriptions
 from magnetar.broker.administration.tenants import Tenants
@@ -43,7 +44,7 @@ class BrokerAdministration:
             Subscriptions(site),
             Moves(site),
         )
-        self.watermarks = Watermarks(site)
+        self.watermarks, self.schemas = Watermarks(site), Schemas(site, self.policies)
         self.topics = Topics(site, self.moves, self.subscriptions)
         self.namespaces = Namespaces(site, self.topics)
         self.bundles = Bundles(site, self.moves, self.topics, self.subscriptions)

@@ -156,7 +156,11 @@ class Namespaces:
             Compare(keys.namespace(name), "mod", "=", marked),
             Compare(keys.topic_changes(name), "mod", "=", seen),
         ]
-        removed = [Delete(keys.namespace(name)), Delete(keys.topic_policies_in(name), prefix=True)]
+        removed = [
+            Delete(keys.namespace(name)),
+            Delete(keys.topic_policies_in(name), prefix=True),
+            Delete(keys.schemas_in(name), prefix=True),
+        ]
         result = await self._site.broker.context.store.transact(unchanged, removed)
         if result.succeeded:
             self._site.broker.views.namespaces.observe(str(name), None, result.revision)

@@ -71,9 +71,11 @@ class Topics:
         owned = await self._site.broker.ownership.serving_topic(topic)
         return await owned.topic(topic, create=False) if topic.persistent else owned.held(topic)
 
-    async def delete_topic(self, topic: TopicName, force: bool) -> None:
-        """Delete a topic with its subscriptions. Raises InUse while it has clients and `force`
-        is not set, NotAllowed for a partitioned topic."""
+    async def delete_topic(
+        self, topic: TopicName, force: bool, *, with_schema: bool = True
+    ) -> None:
+        """Delete a topic with its subscriptions and its schema. Raises InUse while it has clients
+        and `force` is not set, NotAllowed for a partitioned topic."""
         if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise NotAllowed(
                 f"topic {topic} is partitioned; DELETE {topic.local}/partitions deletes it with "
@@ -85,9 +87,13 @@ class Topics:
         if not force:
             _check_unused(host)
         await host.bundle.delete_topic(topic)
+        if with_schema:
+            await self._site.broker.service.schemas.erase_with_topic(topic)
 
-    async def delete_partitions(self, topic: TopicName, force: bool) -> None:
-        """Delete all partitions and the record of a partitioned topic, or, if one has clients and
+    async def delete_partitions(
+        self, topic: TopicName, force: bool, *, with_schema: bool = True
+    ) -> None:
+        """Delete all partitions, the schema and the record of a partitioned topic, or, if one has clients and
         `force` is not set, nothing.
 
         Who comes to a partition while others are deleted stops it there: what has been published to
@@ -108,6 +114,8 @@ class Topics:
         await self._site.broker.service.partitioning.delete(topic)
         # Clients may have come to partitions that were deleted before the record was gone.
         await self._delete_each(parts, force=True)
+        if with_schema:
+            await self._site.broker.service.schemas.erase_with_topic(topic)
 
     async def _check_each(self, parts: list[TopicName]) -> None:
         """Raises InUse if one of these partitions has clients, at its owner."""

@@ -9,10 +9,10 @@ its client closes before the answer leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 import structlog
 
+from magnetar.broker.commands.schemas import SchemaCommands, TopicOpener, takes_any_schema
 from magnetar.broker.commands.seeking import reset
 from magnetar.broker.commands.sessions import (
     ConsumerSession,
@@ -47,20 +47,13 @@ from magnetar.wire import pulsar_api_pb2 as api
 log = structlog.get_logger(__name__)
 
 
-class TopicOpener(Protocol):
-    """Where producers and consumers get their topics from."""
-
-    async def open_topic(self, name: TopicName, create: bool) -> TopicHost:
-        """The topic as served here. Raises NotOwner, TopicNotFound, NotAllowed and what creation
-        may raise."""
-        ...
-
-
 class Consuming:
     """Answers the commands about a consumer as a whole."""
 
-    def __init__(self, context: BrokerContext, topics: TopicOpener) -> None:
-        self._context, self._topics = context, topics
+    def __init__(
+        self, context: BrokerContext, topics: TopicOpener, schemas: SchemaCommands
+    ) -> None:
+        self._context, self._topics, self._schemas = context, topics, schemas
 
     async def ensure(self, topic: TopicHost, name: str) -> None:
         """Have a durable subscription that begins with the first message. Raises NotAllowed
@@ -116,6 +109,9 @@ class Consuming:
             TopicName.parse(request.topic), create=request.force_topic_creation
         )
         _check_policies(topic, request)
+        await self._schemas.check_consumer(
+            topic, request.schema if request.HasField("schema") else None
+        )
         host = topic.open_subscription(
             request.subscription,
             _start_position(topic, request),
@@ -179,6 +175,7 @@ class Consuming:
             read_compacted=request.read_compacted,
             sends_epoch=request.HasField("consumer_epoch"),
             takes_watermarks=request.watermarks,
+            takes_any_schema=takes_any_schema(request),
         )
         host.core.add_consumer(
             session,

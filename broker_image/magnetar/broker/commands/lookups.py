@@ -1,10 +1,10 @@
 """Owners of topics, numbers of partitions, lists of topics.
 
-Owns: LOOKUP, PARTITIONED_METADATA, GET_TOPICS_OF_NAMESPACE, WATCH_TOPIC_LIST and its CLOSE,
-GET_SCHEMA and GET_OR_CREATE_SCHEMA. Imports: wire, names, errors, topics.topic_list, ownership, the
-registry and its watchers. Invariants: an answer names the present owner; during a transfer of a
-bundle it waits for the new owner; a pattern that is too long or outside the dialect is left
-to the client (the answer says that it is not filtered).
+Owns: LOOKUP, PARTITIONED_METADATA, GET_TOPICS_OF_NAMESPACE, WATCH_TOPIC_LIST and its CLOSE.
+Imports: wire, names, errors, topics.topic_list, ownership, the registry and its watchers.
+Invariants: an answer names the present owner; during a transfer of a bundle it waits for the new
+owner; a pattern that is too long or outside the dialect is left to the client (the answer says that
+it is not filtered).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from magnetar.broker.connections.connection import Connection
 from magnetar.broker.context import BrokerContext
 from magnetar.coordinator.discovery import CoordinatorDiscovery
 from magnetar.errors import (
-    IncompatibleSchema,
     LimitExceeded,
     NotAllowed,
     ServiceNotReady,
@@ -44,8 +43,6 @@ LISTS_HELD_MAX = 64
 LISTED_AT_ONCE_MAX = 1_000
 """Names of one answer behind which others get their turn."""
 Mode = api.CommandGetTopicsOfNamespace.Mode
-BYTES_SCHEMA = getattr(api.Schema, "None")
-"""The type of plain bytes: a topic has no version of it, which an empty version says."""
 
 
 def addresses_of(
@@ -255,26 +252,3 @@ class Lookups:
         if watcher is not None:
             watcher.stop()
         connection.queue(commands.success(request.request_id))
-
-    # --- schemas ----------------------------------------------------------------------------------
-
-    async def schema(self, _connection: Connection, request: api.CommandGetSchema) -> None:
-        """No topic has a registered schema: clients then treat its messages as bytes."""
-        topic = TopicName.parse(request.topic)
-        if request.HasField("schema_version") and not request.schema_version:
-            raise IncompatibleSchema("Empty schema version")
-        raise TopicNotFound(f"Topic not found or no-schema: {topic}")
-
-    async def create_schema(
-        self, connection: Connection, request: api.CommandGetOrCreateSchema
-    ) -> None:
-        topic = TopicName.parse(request.topic)
-        if not await self._partitioning.exists(topic):
-            raise TopicNotFound(f"topic {topic} does not exist; create it before its schema")
-        if request.schema.type == BYTES_SCHEMA:  # Java's dead-letter and retry producers ask for it
-            connection.queue(commands.schema_created(request.request_id, b""))
-            return
-        raise NotAllowed(
-            f"topic {topic}: schemas are not registered by this version; publish with one schema "
-            "per producer"
-        )

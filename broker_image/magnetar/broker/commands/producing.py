@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.broker.commands.consuming import Consuming, TopicOpener
+from magnetar.broker.commands.consuming import Consuming
+from magnetar.broker.commands.schemas import SchemaCommands, TopicOpener
 from magnetar.broker.commands.sessions import ProducerSession, producer_of
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.context import BrokerContext
@@ -25,8 +26,15 @@ from magnetar.wire import pulsar_api_pb2 as api
 class Producing:
     """Answers the commands about a producer as a whole; SEND goes straight to its topic."""
 
-    def __init__(self, context: BrokerContext, topics: TopicOpener, consuming: Consuming) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        topics: TopicOpener,
+        consuming: Consuming,
+        schemas: SchemaCommands,
+    ) -> None:
         self._context, self._topics, self._consuming = context, topics, consuming
+        self._schemas = schemas
         self._number = 0
 
     # --- PRODUCER ---------------------------------------------------------------------------------
@@ -67,9 +75,12 @@ class Producing:
             if existing is None:
                 topic.publishing.check_policies(encrypted=request.encrypted)
             self._context.log.space.check_publishing()
+            schema_version = await self._schemas.of_producer(
+                topic, request.schema if request.HasField("schema") else None
+            )
             if request.initial_subscription_name:
                 await self._create_subscription(topic, request.initial_subscription_name)
-            await self._attach(connection, request, topic)
+            await self._attach(connection, request, topic, schema_version)
         finally:
             if pending.get(producer_id) is task:
                 del pending[producer_id]
@@ -94,12 +105,17 @@ class Producing:
         return existing.name == request.producer_name and existing.epoch < request.epoch
 
     async def _attach(
-        self, connection: Connection, request: api.CommandProducer, topic: TopicHost
+        self,
+        connection: Connection,
+        request: api.CommandProducer,
+        topic: TopicHost,
+        schema_version: bytes,
     ) -> None:
         """Register the producer with topic and connection, and say so. Raises what
         `Publishing.attach` does."""
         name = request.producer_name or self._generate_name()
         session = ProducerSession(connection, request.producer_id, name, request.epoch, topic)
+        session.schema_version = schema_version
         session.waits = lambda: self._notify_that_it_waits(session, request.request_id)
         producer = Producer(
             name,
@@ -132,7 +148,11 @@ class Producing:
 
     def _answer(self, session: ProducerSession, request_id: int, last_sequence: int) -> None:
         answer = commands.producer_success(
-            request_id, session.name, last_sequence, topic_epoch=session.topic_epoch
+            request_id,
+            session.name,
+            last_sequence,
+            schema_version=session.schema_version,
+            topic_epoch=session.topic_epoch,
         )
         session.connection.queue(answer)
 

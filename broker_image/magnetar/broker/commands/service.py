@@ -26,6 +26,7 @@ from magnetar.broker.commands.consuming import Consuming
 from magnetar.broker.commands.lookups import Lookups
 from magnetar.broker.commands.partitioning import Partitioning
 from magnetar.broker.commands.producing import Producing
+from magnetar.broker.commands.schemas import SchemaCommands
 from magnetar.broker.commands.seeking import seek
 from magnetar.broker.commands.statistics import statistics
 from magnetar.broker.commands.transaction_ends import Ending, OwnParticipants
@@ -39,6 +40,7 @@ from magnetar.broker.connections.refusals import (
 )
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import TransactionCommands
+from magnetar.broker.schemas import SchemaRegistry
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.coordinator.discovery import CoordinatorDiscovery
 from magnetar.errors import (
@@ -92,8 +94,11 @@ class BrokerService:
         )
         self.partitioning = Partitioning(context, ownership)
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
-        self._consuming = consuming = Consuming(context, self)
-        producing, ending = Producing(context, self, consuming), Ending(context, ownership)
+        self.schemas = SchemaRegistry(context)
+        schemas = SchemaCommands(self.schemas, self)
+        self._consuming = consuming = Consuming(context, self, schemas)
+        producing = Producing(context, self, consuming, schemas)
+        ending = Ending(context, ownership)
         self.participants = OwnParticipants(
             ending, ownership, context.settings.transaction_participant_timeout_s
         )
@@ -104,8 +109,8 @@ class BrokerService:
             Type.GET_TOPICS_OF_NAMESPACE: lookups.topics_of_namespace,
             Type.WATCH_TOPIC_LIST: lookups.watch_topic_list,
             Type.WATCH_TOPIC_LIST_CLOSE: lookups.close_watcher,
-            Type.GET_SCHEMA: lookups.schema,
-            Type.GET_OR_CREATE_SCHEMA: lookups.create_schema,
+            Type.GET_SCHEMA: schemas.get,
+            Type.GET_OR_CREATE_SCHEMA: schemas.get_or_create,
             Type.PRODUCER: producing.create,
             Type.CLOSE_PRODUCER: producing.close,
             Type.SUBSCRIBE: consuming.subscribe,

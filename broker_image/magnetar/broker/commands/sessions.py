@@ -57,6 +57,7 @@ class ProducerSession:
     epoch: int
     topic: TopicHost
     closed: bool = False
+    schema_version: bytes = b""
     sends_chunks: bool = False
     pending: int = 0
     topic_epoch: int | None = None
@@ -206,6 +207,7 @@ class ConsumerSession:
     read_compacted: bool = field(kw_only=True)
     sends_epoch: bool = field(kw_only=True)
     takes_watermarks: bool = field(kw_only=True, default=False)
+    takes_any_schema: bool = field(kw_only=True, default=False)
     closed: bool = False
     used: bool = False
     notified_end_of_topic: bool = False

@@ -28,6 +28,7 @@ from magnetar.broker.routes.pages import add_docs
 from magnetar.broker.routes.permissions import permission_router
 from magnetar.broker.routes.policies import policy_router
 from magnetar.broker.routes.refused import refused_router
+from magnetar.broker.routes.schemas import schema_router
 from magnetar.broker.routes.subscriptions import subscription_router
 from magnetar.broker.routes.topics import topic_router
 from magnetar.broker.routes.transactions import transaction_router
@@ -53,7 +54,7 @@ ROUTERS = (
     topic_router,
     permission_router,
     policy_router,
-    refused_router,
+    schema_router,
 )
 
 
@@ -74,6 +75,7 @@ def create_application(admin: BrokerAdministration, gate: Gate | None = None) ->
     for router in ROUTERS:
         # Not by `include_router`, which makes each route again at the first request.
         application.router.routes.extend(router(admin, asked).routes)
+    application.router.routes.extend(refused_router(asked).routes)
     return application
 
 

@@ -43,6 +43,10 @@ Destination = Annotated[
     ),
 ]
 
+WithSchema = Annotated[
+    bool, Query(alias="deleteSchema", description="whether its schema goes with it")
+]
+
 
 def topic_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Topics over `admin`."""
@@ -67,9 +71,11 @@ def _add_life(router: APIRouter, admin: BrokerAdministration) -> None:
         await admin.topics.create_topic(topic, properties)
 
     @router.delete(ONE_TOPIC, status_code=NO_CONTENT)
-    async def delete_topic(topic: Topic, force: bool = False) -> None:
+    async def delete_topic(
+        topic: Topic, force: bool = False, with_schema: WithSchema = True
+    ) -> None:
         """Delete a topic with its subscriptions; with clients only by force."""
-        await admin.topics.delete_topic(topic, force)
+        await admin.topics.delete_topic(topic, force, with_schema=with_schema)
 
 
 def _add_partitions(router: APIRouter, admin: BrokerAdministration) -> None:
@@ -108,9 +114,11 @@ def _add_partitions(router: APIRouter, admin: BrokerAdministration) -> None:
         await admin.topics.grow_partitions(topic, count)
 
     @router.delete(path, status_code=NO_CONTENT)
-    async def delete_partitions(topic: Topic, force: bool = False) -> None:
+    async def delete_partitions(
+        topic: Topic, force: bool = False, with_schema: WithSchema = True
+    ) -> None:
         """Delete a partitioned topic with all its partitions."""
-        await admin.topics.delete_partitions(topic, force)
+        await admin.topics.delete_partitions(topic, force, with_schema=with_schema)
 
     @router.post(f"{TOPIC}/createMissedPartitions", status_code=NO_CONTENT)
     async def create_missed(topic: Topic) -> None:

@@ -414,10 +414,6 @@ async def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/admin/v2/schemas/public/default/t/schema", 404),
-        ("GET", "/admin/v2/schemas/public/default/t/schema/0", 404),
-        ("POST", "/admin/v2/schemas/public/default/t/schema", 405),
-        ("POST", "/admin/v2/schemas/public/default/t/compatibility", 405),
         ("GET", "/admin/v3/functions/public/default", 409),
         ("POST", "/admin/v3/sinks/public/default/s", 409),
         ("GET", "/admin/v2/worker/cluster", 409),

@@ -1,0 +1,197 @@
+"""The schemas of all topics.
+
+Owns: `SchemaRegistry`: reading, creating and deleting versions in the metadata store. Imports:
+schemas, metadata, names, errors. Invariants: a version is created by a transaction that finds
+neither it nor a change of the one before, so any broker may create one, and none is given twice
+while the topic's versions are there; while the store is unavailable, a version that this broker
+has read stays what it was.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import OrderedDict
+from functools import partial
+
+import structlog
+
+from magnetar.broker.context import BrokerContext
+from magnetar.errors import NamespaceNotFound, NotAllowed, StoreError, StoreUnavailable
+from magnetar.metadata import keys
+from magnetar.metadata.records import SchemaRecord
+from magnetar.metadata.store import Compare, Delete, KeyValue, Put
+from magnetar.names import TopicName
+from magnetar.policies import Policies
+from magnetar.schemas.history import History, Registered
+from magnetar.schemas.types import Schema, SchemaType
+
+log = structlog.get_logger(__name__)
+
+HELD_MAX = 1000
+"""Topics whose versions are kept in memory."""
+ATTEMPTS_MAX = 20
+
+
+class SchemaRegistry:
+    """Answers for every topic of the cluster, whichever broker serves it."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._held: OrderedDict[str, tuple[tuple[int, ...], History]] = OrderedDict()
+
+    async def history(self, topic: TopicName) -> History:
+        """All versions of the topic's schema. Raises StoreError."""
+        return (await self._read(topic))[1]
+
+    async def _read(self, topic: TopicName) -> tuple[tuple[int, ...], History]:
+        """The revisions of the versions, and the versions."""
+        prefix = keys.schemas_of(topic)
+        held = self._held.get(prefix)
+        try:
+            items = (await self._context.store.range(prefix)).items
+        except StoreUnavailable as error:
+            if held is None:
+                raise
+            log.warning("schemas.from_memory", topic=str(topic), error=str(error))
+            return held
+        revisions = tuple(item.mod_revision for item in items)
+        if held is None or held[0] != revisions:
+            held = revisions, History([_registered(prefix, item) for item in items])
+        return self._hold(prefix, held)
+
+    def _hold(
+        self, prefix: str, held: tuple[tuple[int, ...], History]
+    ) -> tuple[tuple[int, ...], History]:
+        self._held[prefix] = held
+        self._held.move_to_end(prefix)
+        while len(self._held) > HELD_MAX:
+            self._held.popitem(last=False)
+        return held
+
+    async def register(
+        self,
+        topic: TopicName,
+        schema: Schema,
+        policies: Policies,
+        *,
+        by_administrator: bool = False,
+    ) -> int:
+        """The version of a schema, which is created if need be and allowed. Raises
+        IncompatibleSchema, NotAllowed, NamespaceNotFound, StoreError."""
+        self._check_size(schema)
+        strategy = policies.schema_compatibility
+        updates = by_administrator or policies.schema_updates_allowed
+        for _ in range(ATTEMPTS_MAX):
+            revisions, history = await self._read(topic)
+            found = history.same(schema)
+            if found is None:
+                found = await self._context.compute(
+                    partial(history.admit, schema, strategy, updates=updates)
+                )
+            if found is not None:
+                return found.version
+            if await self._append(topic, revisions, history, schema):
+                return history.next_version
+        raise self._contended(topic)
+
+    async def delete(self, topic: TopicName) -> int:
+        """End the versions there are; messages that carry one can still be read. The version that
+        says so. Raises NotAllowed, NamespaceNotFound, StoreError."""
+        for _ in range(ATTEMPTS_MAX):
+            revisions, history = await self._read(topic)
+            if not history.live:
+                return history.next_version - 1
+            if await self._append(topic, revisions, history, None):
+                return history.next_version
+        raise self._contended(topic)
+
+    async def erase(self, topic: TopicName) -> int:
+        """Remove all versions, so that the next one is the first; the last one there was, -1 if
+        there was none. Raises StoreError."""
+        for _ in range(ATTEMPTS_MAX):
+            revisions, history = await self._read(topic)
+            last = history.next_version - 1
+            if not revisions:
+                return last
+            unchanged = Compare(keys.schema_version(topic, last), "mod", "=", revisions[-1])
+            removed = Delete(keys.schemas_of(topic), prefix=True)
+            if (await self._context.store.transact([unchanged], [removed])).succeeded:
+                return last
+        raise self._contended(topic)
+
+    async def erase_with_topic(self, topic: TopicName) -> None:
+        """As `erase`, once a topic is gone: what stays because the store is unavailable is found
+        by the next topic of that name, and can be deleted by hand."""
+        if topic.partition >= 0:
+            return  # the other partitions have the same schema
+        try:
+            await self.erase(topic)
+        except StoreError as error:
+            log.warning("schemas.left", topic=str(topic), error=str(error))
+
+    async def _append(
+        self, topic: TopicName, revisions: tuple[int, ...], history: History, schema: Schema | None
+    ) -> bool:
+        """Write the next version, a deletion for None; False if another change came first."""
+        limit = self._context.settings.schema_versions_max
+        if len(history.versions) >= limit:
+            raise NotAllowed(
+                f"schema: topic {topic.base} has {len(history.versions)} versions, "
+                f"schema_versions_max is {limit}; delete them (DELETE .../schema?force=true)"
+            )
+        version, namespace = history.next_version, keys.namespace(topic.namespace_name)
+        added = Registered(
+            version,
+            schema if schema is not None else Schema(SchemaType.NONE),
+            self._context.clock.wall_ms(),
+            deleted=schema is None,
+        )
+        key = keys.schema_version(topic, version)
+        compares = [Compare(key, "create", "=", 0), Compare(namespace, "create", ">", 0)]
+        if revisions:
+            before = keys.schema_version(topic, version - 1)
+            compares.append(Compare(before, "mod", "=", revisions[-1]))
+        result = await self._context.store.transact(compares, [Put(key, _record(added).encode())])
+        if result.succeeded:
+            log.info("schemas.changed", topic=str(topic.base), version=version)
+            known = (*revisions, result.revision), History([*history.versions, added])
+            self._hold(keys.schemas_of(topic), known)
+        elif all(item.key != namespace for item in result.current):
+            raise NamespaceNotFound(
+                f"namespace {topic.namespace_name} of topic {topic} does not exist; create it first"
+            )
+        return result.succeeded
+
+    def _contended(self, topic: TopicName) -> StoreUnavailable:
+        return StoreUnavailable(f"schemas of {topic} are changed by others all the time; try again")
+
+    def _check_size(self, schema: Schema) -> None:
+        """Raises NotAllowed."""
+        limit = self._context.settings.schema_bytes_max
+        size = len(schema.data) + sum(
+            len(name.encode()) + len(value.encode()) for name, value in schema.properties.items()
+        )
+        if size > limit:
+            raise NotAllowed(
+                f"schema_data: {size} bytes with its properties are beyond schema_bytes_max {limit}; "
+                "send a smaller schema"
+            )
+
+
+def _record(version: Registered) -> SchemaRecord:
+    schema = version.schema
+    return SchemaRecord(
+        schema.type.name,
+        base64.b64encode(schema.data).decode(),
+        dict(schema.properties),
+        version.timestamp_ms,
+        version.deleted,
+    )
+
+
+def _registered(prefix: str, item: KeyValue) -> Registered:
+    record = SchemaRecord.decode(item.value)
+    schema = Schema(SchemaType[record.type], base64.b64decode(record.data), dict(record.properties))
+    return Registered(
+        int(item.key.removeprefix(prefix)), schema, record.timestamp_ms, record.deleted
+    )
