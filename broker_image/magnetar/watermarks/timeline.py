@@ -144,8 +144,10 @@ class Timeline:
     def is_far(self, sequence: int, place: Place) -> bool:
         """Whether there are more records from `sequence` up to the entry at `place` than a snapshot
         interval has: `standing_at` reads less."""
+        if self.end - sequence <= self.interval.records:
+            return False
         most = max(self.interval.records, self.head.size)
-        return self.end - sequence > most and self._first + self._after(place) - sequence > most
+        return self._first + self._after(place) - sequence > most
 
     def bound_ms(self, place: Place) -> int | None:
         """Before the horizon: a watermark that holds there, though a later one may as well."""
