@@ -1,4 +1,5 @@
-"""How much of a topic's control records an attach or a seek reads, however many there are."""
+"""How much of a topic's control records an attach or a seek reads, however many there are; and what
+a subscription has that is behind those in memory."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ import pytest
 
 from magnetar.broker.incarnation import Broker
 from magnetar.names import TopicName
+from magnetar.watermarks import timeline as timelines
 from magnetar.watermarks.codec import Decoder
 from magnetar.watermarks.records import Record
 from magnetar.watermarks.standing import Standing
 from magnetar.watermarks.timeline import Anchored
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests, watermarks
-from tests.support.asserting import enable, last_watermark, settles
+from tests.support.asserting import enable, last_watermark, settles, watermark
 from tests.support.broker_pair import LOADED, pair
 from tests.support.brokers import TOPIC, Peer, Type, entry, open_peer
 from tests.support.deliveries import LATEST_ID, play, seek
-from tests.support.owner_changes import change_owner
+from tests.support.owner_changes import WAYS, change_owner
 
 INTERVAL, INTERVALS = 100, 40
 RECORDS = INTERVAL * INTERVALS
@@ -65,13 +67,13 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Reads]:
         yield found
 
 
-async def fill(broker: Broker, peer: Peer) -> list[api.MessageIdData]:
+async def fill(broker: Broker, peer: Peer, count: int = RECORDS) -> list[api.MessageIdData]:
     """A message, then an assertion of its number, so many times; the ids of the messages."""
     await peer.lookup()
     await enable(broker, POLICY)
     await peer.produce(1, producer_name="p")
     ids = []
-    for first in range(0, RECORDS, AT_ONCE):
+    for first in range(0, count, AT_ONCE):
         for number in range(first, first + AT_ONCE):
             peer.write(requests.send(1, number, entry(b"m", number, event_time=number)))
             peer.write(watermarks.set_watermark(peer.next_request(), 1, number))
@@ -83,8 +85,8 @@ async def fill(broker: Broker, peer: Peer) -> list[api.MessageIdData]:
                 assert answer.type == Type.SUCCESS, answer
     topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
     assert topic.watermarks is not None
-    snapshots = topic.watermarks.timeline.end - RECORDS
-    assert snapshots >= RECORDS // MOST - 1
+    snapshots = topic.watermarks.timeline.end - count
+    assert snapshots >= count // MOST - 1
     return ids
 
 
@@ -141,3 +143,30 @@ async def test_an_attach_after_a_takeover_reads_no_more_than_an_interval(
                 await peer.subscribe(2, subscription="new", initialPosition=0, watermarks=True)
                 assert await last_watermark(peer, 2) == RECORDS - 1
                 assert reads.take() <= MOST
+
+
+@pytest.mark.parametrize("how", WAYS)
+async def test_a_subscription_far_behind_has_a_bound_at_each_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The control records at its position are not in memory any more: it has the least of a
+    stretch, the same after a change of owner, and the exact watermark once it has caught up."""
+    monkeypatch.setattr(timelines, "RECORDS_MAX", 64)
+    count, far = 200, 30
+    async with pair(tmp_path, **LOADED) as cluster:
+        async with open_peer(cluster.first) as peer:
+            ids = await fill(cluster.first, peer, count)
+            await peer.subscribe(watermarks=True)
+            await peer.answer(Type.WATERMARK)
+            peer.write(requests.ack(1, [ids[far]], cumulative=True))
+            bound = await watermark(peer)
+            assert bound is not None
+            assert far - 64 // timelines.THINNED_PARTS < bound < far
+            await change_owner(cluster, how)
+        await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
+        async with open_peer(cluster.second) as peer:
+            await peer.lookup()
+            await peer.subscribe(watermarks=True)
+            assert await watermark(peer) == bound
+            peer.write(requests.ack(1, [ids[-1]], cumulative=True))
+            await settles(peer, count - 1)
