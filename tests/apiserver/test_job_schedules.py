@@ -100,6 +100,24 @@ async def test_a_request_and_a_replacement_beside_a_schedule(
         assert [name for name, _ in states] == [token, "by-hand"]
 
 
+async def test_a_driver_that_waits_for_nothing_does_not_hold_the_next_run_up(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Its run has succeeded meanwhile, by an attempt that was thought to have failed."""
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        uid = await jobs.make()
+        first = await until("the first driver", jobs.driver)
+        jobs.report(first["metadata"]["name"], "Failed", reason="NodeLost")
+        await until("the second driver", lambda: jobs.driver(2))
+        await succeed(brokers, scene, f"once-{uid[:8]}")
+        await until("its end", lambda: jobs.history() == [("once", "Succeeded")])
+        await until("none waits", lambda: jobs.driver(2) is None)
+        scene.merge(jobs.path, {"spec": {"runRequest": "again"}})
+        await until("the next run", lambda: jobs.driver(1, "again"))
+
+
 async def test_a_schedule_that_cannot_be_is_refused_in_words(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:

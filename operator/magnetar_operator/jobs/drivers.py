@@ -119,6 +119,17 @@ async def delete_over(world: World, pods: JobPods, runs: Sequence[str]) -> None:
             await world.api.delete(pod)
 
 
+async def delete_waiting(world: World, pods: JobPods, runs: Sequence[str]) -> None:
+    """Delete drivers of these runs, which are over, that have not begun to run: the next run would
+    wait for them. Raises KubernetesError."""
+    for run in runs:
+        mine = pods.of_run(run)
+        waiting = set(mine.waiting())
+        for pod in mine.drivers:
+            if pod["metadata"]["uid"] in waiting and not broker_pods.is_terminating(pod):
+                await world.api.delete(pod)
+
+
 async def _ensure_parts(world: World, job: DataJob, cluster: BrokerCluster) -> None:
     """What the pods need beside the cluster's: their account, their secret, and who may reach
     them. Raises KubernetesError."""

@@ -2,7 +2,7 @@
 
 Owns: the order of steps, reading records, the status. Imports: world, jobs.plan, jobs.schedule,
 jobs.runs, jobs.drivers, magnetar.metadata. Invariants: nothing is decided about a run while its
-record cannot be read; a run is in the status before it has a driver; the record of a run that is
+record cannot be read, nor by a record older than what its pods show; a run is in the status before it has a driver; the record of a run that is
 forgotten goes before its entry.
 """
 
@@ -87,6 +87,8 @@ async def reconcile(world: World, key: Key) -> float | None:
         return None
     planned = plan_schedule(schedule_view(job, world.clock.wall_ms()))
     history = with_begun(job.status.history, planned.begin)
+    # The pods first: a driver writes its record before it ends.
+    pods = await drivers.pods_of(world, job)
     try:
         records, obstacle = await _read_store(world, job, cluster, history)
     except (StoreError, TimeoutError) as error:
@@ -98,7 +100,6 @@ async def reconcile(world: World, key: Key) -> float | None:
     if planned.begin:
         job = await _note(world, job, planned, history)
     await _report_schedule(world, job, planned)
-    pods = await drivers.pods_of(world, job)
     await drivers.let_go(world, job, pods)
     steps = await _advance(world, job, cluster, pods, records, obstacle)
     return await _conclude(world, job, cluster, pods, planned, steps, records)
@@ -297,6 +298,8 @@ async def _conclude(
         kept = history
     ending_s, with_pods = _pods_kept(job, kept, now_ms)
     await drivers.delete_over(world, pods, with_pods)
+    over = [entry.run for entry in history if entry.state in FINAL]
+    await drivers.delete_waiting(world, pods, over)
     plan, progress = shown_plan(job, kept, plans), progress_of(kept, records)
     fields = status_fields(job, planned, kept, plan, progress)
     conditions = world.conditions(job, job.status.conditions, findings(plan))
