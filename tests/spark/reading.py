@@ -1,7 +1,8 @@
 """The data source `magnetar` over a stored topic or beside a server, and what it must show.
 
 Owns: `released`, a store that is left to the source; options and batch queries; `messages_in`, the
-reference, which works on the description of a history; `publish`, the messages of a server's topic; `run_example`.
+reference, which works on the description of a history; `publish`, the messages of a server's topic;
+`run_example` and `start_python`, processes.
 """
 
 from __future__ import annotations
@@ -135,4 +136,15 @@ def run_example(name: str, server: ServerProcess) -> subprocess.CompletedProcess
         text=True,
         timeout=EXAMPLE_S,
         check=False,
+    )
+
+
+def start_python(*arguments: object) -> subprocess.Popen[bytes]:
+    """A process of its own, the first of a group with everything that it starts."""
+    root = DOCUMENT.parents[1]
+    path = ":".join(str(root / part) for part in ("broker_image", "operator", "spark_jobs", "."))
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
+        start_new_session=True,
     )

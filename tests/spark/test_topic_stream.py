@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -32,13 +34,35 @@ from magnetar_jobs.topic_options import ReadOptions
 from magnetar_jobs.topic_source import MagnetarDataSource
 from magnetar_jobs.topic_stream import TopicStreamReader
 from tests.spark.histories import History
-from tests.spark.reading import SETTINGS, given, options_of, publish, released, run_example
+from tests.spark.reading import (
+    SETTINGS,
+    given,
+    options_of,
+    publish,
+    released,
+    run_example,
+    start_python,
+)
 from tests.spark.topics import TOPIC
 from tests.support.durable_topics import DurableTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+STREAMING = """
+import sys
+from magnetar_jobs.session import SessionSettings, spark_session
+from magnetar_jobs.topic_source import MagnetarDataSource
+
+volume, url, topic, directory = sys.argv[1:]
+with spark_session(SessionSettings("streaming", master="local[2]")) as spark:
+    spark.dataSource.register(MagnetarDataSource)
+    given = {"volume": volume, "brokerUrl": url, "topic": topic, "rollInterval": "0"}
+    frame = spark.readStream.format("magnetar").options(**given).load().select("value")
+    writer = frame.writeStream.format("parquet").option("path", directory + "/sink")
+    writer = writer.option("checkpointLocation", directory + "/checkpoint")
+    writer.trigger(processingTime="100 milliseconds").start().awaitTermination()
+"""
 TIMEOUT_S = 180.0
 OFTEN = {"MAGNETAR_CHECKPOINT_AGE_S": "0.1"}
 
@@ -190,6 +214,53 @@ def test_a_stream_says_what_retention_has_taken_from_it(tmp_path: Path) -> None:
                 assert sum(rows) == 10
             with pytest.raises(InvalidRequest, match="endingPosition"):
                 TopicStreamReader(ReadOptions.parse(options_of(topic, endingPosition="1:1")))
+
+
+def test_a_driver_that_is_killed_again_and_again_loses_and_repeats_nothing(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
+) -> None:
+    """SIGKILL while micro-batches run and messages come, some of them in transactions; the file
+    sink has each message once in the end."""
+    sink, values, killed = tmp_path / "sink", list[bytes](), asyncio.Event()
+    streamed = [server.directory / "data" / "storage", server.http_url, topic, tmp_path]
+
+    async def publish_until_killed() -> None:
+        async with Client(server.service_url) as client:
+            await client.subscribe(topic, "keeps", initial_position="Earliest")
+            producer = await client.create_producer(topic)
+            while not killed.is_set():
+                portion = [b"%05d" % (len(values) + number) for number in range(20)]
+                async with client.transaction(timeout_s=600) as txn:
+                    for value in portion[:10]:
+                        await producer.send(value, txn=txn)
+                for value in portion[10:]:
+                    await producer.send(value)
+                values.extend(portion)
+                await asyncio.sleep(0.3)
+
+    def kill_drivers() -> None:
+        for kill in range(2):
+            before = len(list(sink.glob("*.parquet")))
+            process = start_python("-c", STREAMING, *streamed)
+            until = time.monotonic() + TIMEOUT_S
+            while len(list(sink.glob("*.parquet"))) < before + 2:
+                assert process.poll() is None, kill
+                assert time.monotonic() < until, kill
+                time.sleep(0.1)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    async def both() -> None:
+        publishing = asyncio.create_task(publish_until_killed())
+        try:
+            await asyncio.to_thread(kill_drivers)
+        finally:
+            killed.set()
+            await publishing
+
+    asyncio.run(both())
+    into_files(stream(spark, server, topic).select("value"), tmp_path)
+    assert in_files(spark, tmp_path) == values
 
 
 def test_a_batch_that_failed_is_taken_again_as_it_was(
