@@ -140,8 +140,11 @@ NOTICED_BY = {
 }
 SEEN_AT = {
     # the seed that showed the bug last, where a hunt from 0 takes long
+    "files_of_the_parents_go_with_them": 81,
     "the_cursor_counts_before_it_is_durable": 57,
     "no_hold": 14,
+    "the_hold_ends_before_the_marker": 149,
+    "an_assertion_overtakes_what_was_sent": 28,
 }
 FAR = 10
 """A hunt that ends beyond this seed is worth an entry above."""
