@@ -87,7 +87,8 @@ class Operations:
             return on_event
 
         def on_event(_frame: FrameType, event: str, _argument: Any) -> Any:
-            self.count += event == "opcode"
+            if event == "opcode":
+                self.count += 1
             return on_event
 
         before = sys.gettrace()
