@@ -7,6 +7,7 @@ is unhealthy, 2 wrong usage, 3 no answer, 130 interrupted.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,10 @@ def _run(arguments: list[str]) -> None:
         # importable, so it must not be.
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
         from magnetar.cli.serving import serve
+        from magnetar.hosting.garbage import YOUNG_OBJECTS
+
+        # What a start makes stays: by default the collector looks through it 200 times.
+        gc.set_threshold(YOUNG_OBJECTS)
 
         serve(arguments)
         return
