@@ -141,6 +141,8 @@ NOTICED_BY = {
 SEEN_AT = {
     # the seed that showed the bug last, where a hunt from 0 takes long
     "files_of_the_parents_go_with_them": 81,
+    "what_is_stuck_is_forgotten": 70,
+    "the_watermark_is_the_highest_ended": 59,
     "the_cursor_counts_before_it_is_durable": 57,
     "no_hold": 14,
     "the_hold_ends_before_the_marker": 149,
