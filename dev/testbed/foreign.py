@@ -96,6 +96,12 @@ def _received(answer: dict[str, Any]) -> Received:
     return Received(**fields)
 
 
+def schema(kind: str, definition: str = "") -> dict[str, str]:
+    """The option `schema` of producers and consumers: what is announced to the broker; values stay
+    bytes. Java has every type, Go no AUTO_CONSUME."""
+    return {"type": kind, "definition": _encoded(definition.encode())}
+
+
 def _handle(txn: Transaction | None) -> int | None:
     return txn.handle if txn is not None else None
 

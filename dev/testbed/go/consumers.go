@@ -202,7 +202,7 @@ func createConsumer(r *request) (any, error) {
 		NackRedeliveryDelay: milliseconds(r.NackDelayMs, 0), AckWithResponse: r.AckReceipt, RetryEnable: r.Retry,
 		EnableBatchIndexAcknowledgment: r.BatchIndexAck, ReadCompacted: r.ReadCompacted, StartMessageIDInclusive: r.Inclusive,
 		AckGroupingOptions: &pulsar.AckGroupingOptions{MaxSize: 1, MaxTime: milliseconds(r.AckGroupMs, time.Millisecond)},
-		BackOffPolicyFunc:  newShortBackoff, EventListener: made,
+		BackOffPolicyFunc:  newShortBackoff, EventListener: made, Schema: schemaOf(r.Schema),
 	}
 	if r.Position == "Earliest" {
 		options.SubscriptionInitialPosition = pulsar.SubscriptionPositionEarliest

@@ -54,6 +54,7 @@ type request struct {
 	Name       string            `json:"name"`
 	Properties map[string]string `json:"properties"`
 	Keys       *keys             `json:"keys"`
+	Schema     *schemaFields     `json:"schema"`
 
 	producerFields
 	consumerFields

@@ -68,6 +68,7 @@ func createProducer(r *request) (any, error) {
 		SendTimeout: milliseconds(r.SendTimeoutMs, 30*time.Second), ProducerAccessMode: accessModes[r.AccessMode],
 		CompressionType: compressions[r.Compression], EnableChunking: r.Chunking, ChunkMaxMessageSize: r.ChunkMaxSize,
 		PartitionsAutoDiscoveryInterval: time.Duration(r.PartitionsPollS) * time.Second, BackOffPolicyFunc: newShortBackoff,
+		Schema: schemaOf(r.Schema),
 	}
 	if r.KeyBasedBatches {
 		options.BatcherBuilderType = pulsar.KeyBasedBatchBuilder

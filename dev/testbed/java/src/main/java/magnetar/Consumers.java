@@ -147,7 +147,7 @@ final class Consumers {
     private static Object create(Request request) throws Exception {
         Received received = new Received();
         received.queueless = request.number("queue", 1) == 0;
-        ConsumerBuilder<byte[]> builder = Main.find(request, PulsarClient.class).newConsumer();
+        ConsumerBuilder<byte[]> builder = Main.find(request, PulsarClient.class).newConsumer(RawSchema.of(request));
         builder.subscriptionName(request.text("subscription"));
         if (request.text("type", "Exclusive").equals("Failover")) {
             builder.consumerEventListener(received); // the client refuses it for other types

@@ -114,7 +114,8 @@ final class Producers {
     }
 
     private static Object create(Request request) throws Exception {
-        ProducerBuilder<byte[]> builder = Main.find(request, PulsarClient.class).newProducer().topic(request.text("topic"));
+        ProducerBuilder<byte[]> builder = Main.find(request, PulsarClient.class).newProducer(RawSchema.of(request));
+        builder.topic(request.text("topic"));
         builder.enableBatching(request.flag("batching", false));
         builder.blockIfQueueFull(true);
         builder.sendTimeout(request.number("send_timeout_ms", 30_000), TimeUnit.MILLISECONDS);
