@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from magnetar.resources import parse_manifest
 from magnetar.resources.base import API_VERSION
 from magnetar.resources.topic_namespace import TopicNamespace
+from magnetar.schemas.strategies import Strategy
 
 INT_MAX = (1 << 31) - 1
 MAXIMA = (
@@ -38,6 +39,9 @@ FULL = {
     "delayed_delivery_policies": {"active": True, "tickTime": 100},
     "watermarks": {"enabled": True, "idleTimeout": 60, "snapshotInterval": 1000},
     "encryption_required": False,
+    "schema_compatibility_strategy": "BACKWARD",
+    "is_allow_auto_update_schema": False,
+    "schema_validation_enforced": True,
     "subscription_types_enabled": ["Shared", "Failover"],
     **dict.fromkeys(MAXIMA[:-1], 7),
 }
@@ -73,6 +77,9 @@ def policies() -> st.SearchStrategy[dict[str, Any]]:
             ),
             "deduplicationEnabled": st.booleans(),
             "encryption_required": st.booleans(),
+            "schema_compatibility_strategy": st.sampled_from(list(Strategy)).map(str),
+            "is_allow_auto_update_schema": st.booleans(),
+            "schema_validation_enforced": st.booleans(),
             "backlog_quota_map": st.fixed_dictionaries(
                 {},
                 optional={

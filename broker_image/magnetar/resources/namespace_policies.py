@@ -262,6 +262,34 @@ class Policies(PolicyModel):
         default=None,
         description="Whether messages that are not encrypted are refused. Absent: not owned here.",
     )
+    schema_compatibility_strategy: (
+        Literal[
+            "UNDEFINED",
+            "ALWAYS_INCOMPATIBLE",
+            "ALWAYS_COMPATIBLE",
+            "BACKWARD",
+            "FORWARD",
+            "FULL",
+            "BACKWARD_TRANSITIVE",
+            "FORWARD_TRANSITIVE",
+            "FULL_TRANSITIVE",
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="How a new schema of a topic must fit the earlier ones; UNDEFINED = FULL. "
+        "Absent: not owned here.",
+    )
+    is_allow_auto_update_schema: bool | None = Field(
+        default=None,
+        description="Whether clients register schemas; otherwise administrators do. "
+        "Absent: not owned here.",
+    )
+    schema_validation_enforced: bool | None = Field(
+        default=None,
+        description="Whether producers without a schema are refused on topics that have one. "
+        "Absent: not owned here.",
+    )
     subscription_types_enabled: Annotated[
         tuple[Literal["Exclusive", "Shared", "Failover", "Key_Shared"], ...] | None,
         AfterValidator(lambda v: v and _distinct(v)),

@@ -20,6 +20,8 @@ from tests.support.namespaces import FULL, policies, topic_namespace
 WITHOUT_EFFECT = {
     # Stored and shown by REST only: such a promise does not belong in a manifest.
     "deduplicationSnapshotIntervalSeconds", "compaction_threshold",
+    # An older form of schema_compatibility_strategy.
+    "schema_auto_update_compatibility_strategy",
     # Not a policy of Pulsar's namespaces.
     "max_message_size",
 }  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.schemas import SchemaRegistry
+from magnetar.broker.upkeep.expiry import delete_unused
 from magnetar.errors import StoreUnavailable, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
@@ -298,6 +299,27 @@ async def peer_of_other(broker: Broker, topic: TopicName) -> None:
     await SchemaRegistry(broker.context).register(
         topic, Schema(SchemaType.AVRO, other.schema_data), Policies()
     )
+
+
+async def test_an_unused_topic_takes_its_schema_along_and_a_partition_does_not(
+    tmp_path: Path,
+) -> None:
+    """What comes next under that name may be anything."""
+    async with broker_with_rest(tmp_path, inactive_topic_s=0.001) as (broker, rest, peer):
+        await rest("PUT", f"{TOPICS}/p/partitions", 2)
+        part = "persistent://public/default/p-partition-0"
+        for producer, topic in ((1, TOPIC), (2, part)):
+            await peer.lookup(topic)
+            await peer.produce(producer, topic, schema=STRING)
+            await peer.ask("close_producer", producer_id=producer)
+            host = await broker.service.open_topic(TopicName.parse(topic), create=False)
+            for later in (1, 2):
+                await delete_unused(host, CLOCK.wall_ms() + later * 3_600_000)
+            assert host.bundle.held(host.name) is None
+        await rest("GET", f"{SCHEMAS}/t/schema", status=404)
+        assert (await rest.get(f"{SCHEMAS}/p/schema"))["version"] == 0
+        made = await peer.produce(1, schema=LONG)
+        assert made.schema_version == version_bytes(0)
 
 
 async def test_a_namespace_takes_its_schemas_along(tmp_path: Path) -> None:

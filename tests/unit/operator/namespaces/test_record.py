@@ -37,7 +37,7 @@ from tests.support.namespaces import FULL, specs, topic_namespace
 
 NAME = NamespaceName("acme", "orders")
 OTHERS = st.dictionaries(
-    st.sampled_from(("schema_compatibility_strategy", "anti_affinity")), st.sampled_from(("x", "y"))
+    st.sampled_from(("resource_group_name", "anti_affinity")), st.sampled_from(("x", "y"))
 )
 BEFORE = st.builds(
     lambda own, others: with_fields(others, topic_namespace(**own).spec.fields()),
