@@ -147,6 +147,11 @@ SEEN_AT = {
     "no_hold": 14,
     "the_hold_ends_before_the_marker": 149,
     "an_assertion_overtakes_what_was_sent": 28,
+    "length_before_fence": 35,
+    "collector_ignores_the_manifest": 16,
+    "rewrite_without_compare": 11,
+    "keys_move_without_draining": 20,
+    "stand_by_goes_on_without_rewinding": 11,
 }
 FAR = 10
 """A hunt that ends beyond this seed is worth an entry above."""
