@@ -63,6 +63,8 @@ def _obstacle(strategy: Strategy, old: Schema, new: Schema) -> str | None:
 
 
 def _avro_obstacle(strategy: Strategy, old: Schema, new: Schema) -> str | None:
+    from avro.errors import AvroException
+
     before, after = parsed(old), parsed(new)
     for wanted, reader, writer, text in (
         (strategy.reads_earlier, after, before, "it cannot read what the earlier one wrote"),
@@ -73,6 +75,9 @@ def _avro_obstacle(strategy: Strategy, old: Schema, new: Schema) -> str | None:
                 found = _checker().get_compatibility(reader, writer)
             except RecursionError:
                 return "the definitions refer to each other too deeply to be compared"
+            except (AvroException, AttributeError, TypeError) as error:
+                # The library trusts attributes that it does not check, aliases among them.
+                return f"the definitions cannot be compared ({str(error)[:200]})"
             if found.compatibility.name != "compatible":
                 what = sorted({kind.value for kind in found.incompatibilities})
                 where = sorted(found.messages)

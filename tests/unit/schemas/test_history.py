@@ -347,3 +347,58 @@ def test_long_chains_of_definitions_are_refused_not_fatal() -> None:
     check(writer)
     with pytest.raises(IncompatibleSchema, match="too deeply"):
         check_compatible(Strategy.BACKWARD, [writer], reader)
+
+
+WORDS = st.sampled_from(
+    [
+        *("null", "boolean", "int", "long", "float", "double", "bytes", "string"),
+        *("record", "error", "enum", "array", "map", "fixed", "union", "error_union", "request"),
+        *("R", "a", "b", "", "a.b", "decimal", "uuid", "date", "duration", "ignore"),
+    ]
+)
+KEYS = st.sampled_from(
+    [
+        *("type", "name", "namespace", "fields", "items", "values", "symbols", "size", "default"),
+        *("aliases", "order", "doc", "logicalType", "precision", "scale"),
+    ]
+)
+NEARLY_AVRO = st.recursive(
+    WORDS | st.integers(-1, 20) | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=12,
+)
+NAMED = st.sampled_from(["record", "error", "enum", "fixed", "array", "map"]).flatmap(
+    lambda kind: st.fixed_dictionaries(
+        {
+            "type": st.just(kind),
+            "name": st.sampled_from(["R", "S"]),
+            "size": st.integers(0, 3),
+            "symbols": st.lists(st.sampled_from("xyz"), unique=True, max_size=3),
+            "items": WORDS,
+            "values": NEARLY_AVRO,
+            "fields": st.lists(
+                st.fixed_dictionaries(
+                    {"name": st.sampled_from("abc"), "type": NEARLY_AVRO},
+                    optional={"default": NEARLY_AVRO, "aliases": NEARLY_AVRO},
+                ),
+                max_size=3,
+            ),
+        },
+        optional={"default": WORDS, "aliases": NEARLY_AVRO, "logicalType": WORDS},
+    )
+)
+DOCUMENTS = NEARLY_AVRO | NAMED | st.lists(NAMED | NEARLY_AVRO, max_size=3)
+
+
+@given(DOCUMENTS, DOCUMENTS, st.sampled_from(COMPARING))
+def test_whatever_looks_like_avro_is_a_schema_or_refused_as_one(
+    first: Any, second: Any, strategy: Strategy
+) -> None:
+    """The library's errors of all kinds are refusals, when it reads and when it compares."""
+    schemas = [Schema(SchemaType.AVRO, json.dumps(found).encode()) for found in (first, second)]
+    for schema in schemas:
+        try:
+            check(schema)
+        except InvalidSchema:
+            return
+    fits(strategy, schemas[:1], schemas[1])

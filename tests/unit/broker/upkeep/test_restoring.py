@@ -4,6 +4,7 @@ that nothing is written then."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,12 +25,14 @@ from magnetar.metadata.records import (
     NamespaceRecord,
 )
 from magnetar.names import BundleName, TopicName, bundles_of
+from magnetar.schemas.types import version_bytes
 from magnetar.storage import names
 from magnetar.storage.restore.backups import keep_backup
 from magnetar.storage.restore.restore_number import read_restore_number
 from magnetar.storage.restore.restoring import is_restored_for, newest_backup, restore_store
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.topics.ledger_ids import epoch_of
+from magnetar.wire import pulsar_api_pb2 as api
 from tests.support.brokers import CLOCK, TOPIC, open_peer, running_broker, volume_in
 
 NAME = TopicName.parse(TOPIC)
@@ -94,6 +97,39 @@ async def test_a_bundle_that_began_after_the_backup_is_found_in_its_log(tmp_path
     assert record.state is BundleState.OWNED
     assert record.epoch > RESTORE_STRIDE
     assert all(epoch_of(ledger) < record.epoch for ledger, _ in found)
+
+
+async def test_schemas_come_from_the_copy_and_those_after_it_are_lost(tmp_path: Path) -> None:
+    """As docs/restore.md says: a client that comes back registers its schema again, under the
+    number that it had if it is the first."""
+    lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
+    field = {"name": "a", "type": "int", "default": 1}
+    early, late = (
+        api.Schema(
+            name="s",
+            type=api.Schema.Avro,
+            schema_data=json.dumps({"type": "record", "name": "R", "fields": fields}).encode(),
+        )
+        for fields in ([], [field])
+    )
+    async with running_broker(tmp_path, store=lost) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce(1, schema=early)
+        backup = await read_backup(lost, 0)
+        assert (await peer.produce(2, schema=late)).schema_version == version_bytes(1)
+        broker.fail("killed")
+    async with volume_in(tmp_path) as volume:
+        await restore_store(fresh, volume, CLOCK, backup=backup, source="backup")
+    async with (
+        running_broker(tmp_path, store=fresh, name="broker-1") as broker,
+        open_peer(broker) as peer,
+    ):
+        await peer.lookup()
+        for number, is_there in ((0, True), (1, False)):
+            answer = await peer.ask("get_schema", topic=TOPIC, schema_version=version_bytes(number))
+            assert answer.get_schema_response.HasField("schema") == is_there
+        assert (await peer.produce(1, schema=early)).schema_version == version_bytes(0)
+        assert (await peer.produce(2, schema=late)).schema_version == version_bytes(1)
 
 
 async def test_the_restore_number_is_above_every_epoch_in_storage(tmp_path: Path) -> None:
