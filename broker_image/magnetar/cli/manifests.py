@@ -40,17 +40,30 @@ def run_apply(session: Session, path: Path, dry_run: bool) -> None:
         raise WrongUsage(
             f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them"
         )
-    resources = [parse_manifest(document, str(file)) for file, document in documents]
+    resources = [
+        None if is_script(document) else parse_manifest(document, str(file))
+        for file, document in documents
+    ]
     rows = []
-    for resource in resources:
-        name = f"{type(resource).__name__.lower()}/{resource.metadata.name}"
-        outcome = "valid" if dry_run else _apply(session.rest, resource)
+    for (_, document), resource in zip(documents, resources, strict=True):
+        name = f"{document['kind'].lower()}/{document['metadata']['name']}"
+        if resource is None:
+            outcome = "skipped (only Kubernetes has ConfigMaps: kubectl apply)"
+        else:
+            outcome = "valid" if dry_run else _apply(session.rest, resource)
         rows.append({"resource": name, "outcome": outcome})
     session.screen.show(
         rows,
         lambda: session.screen.line(
             "\n".join(f"{row['resource']} {row['outcome']}" for row in rows)
         ),
+    )
+
+
+def is_script(document: dict[str, Any]) -> bool:
+    """Whether it is a ConfigMap, which has the script of a DataJob beside it."""
+    return (document.get("apiVersion"), document.get("kind")) == ("v1", "ConfigMap") and bool(
+        isinstance(document.get("metadata"), dict) and document["metadata"].get("name")
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from magnetar.cli.failures import REFUSED, Refused, WrongUsage
 from magnetar.cli.kubernetes import FORBIDDEN, INVALID, Kubernetes, Manifest
-from magnetar.cli.manifests import documents_of
+from magnetar.cli.manifests import documents_of, is_script
 from magnetar.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ VALUE_LENGTH_MAX = 80
 
 def run_plan(kubernetes: Kubernetes, screen: Screen, path: Path) -> int:
     """Show what every document below `path` would do; the exit code."""
-    found = documents_of(path)
+    found = [pair for pair in documents_of(path) if not is_script(pair[1])]
     if not found:
         raise WrongUsage(
             f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them"
