@@ -398,7 +398,7 @@ def test_an_abort_that_nobody_answers_is_left_to_the_timeout() -> None:
         await txn.abort()
         assert txn.state is TransactionState.ABORTED
 
-    run(scenario, operation_timeout_s=0.1)
+    run(scenario, operation_timeout_s=1.0)
 
 
 def test_acknowledging_in_a_batch_names_just_that_message() -> None:
