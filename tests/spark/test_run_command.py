@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,3 +95,25 @@ def test_what_cannot_be_compacted_is_said_in_one_line(server: ServerProcess) -> 
     assert missing.returncode == 2
     assert "missing" in missing.stderr
     assert "Traceback" not in missing.stderr + missing.stdout
+
+
+def test_apply_runs_a_job_at_once(server: ServerProcess, tmp_path: Path) -> None:
+    """With all that its manifest says; a run that succeeded is not repeated."""
+    asyncio.run(publish(server, generations=1, keys=1))
+    manifest = {
+        "apiVersion": "magnetar.io/v1alpha1",
+        "kind": "DataJob",
+        "metadata": {"name": "at-once"},
+        "spec": {
+            "clusterRef": {"name": "main"},
+            "compaction": {"topic": TOPIC, "retainKeyless": True},
+        },
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(manifest))
+    for _ in range(2):
+        done = magnetar(server, "apply", "-f", str(path), "-o", "json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        [row] = json.loads(done.stdout)
+        assert row["resource"] == "datajob/at-once"
+        assert re.fullmatch(r"completed \(run once: \d+ keys of \d+ messages\)", row["outcome"])

@@ -79,7 +79,7 @@ def compaction(
         *(["--store", store, "--store-tls", store_tls] if store else ["--broker-url", session.rest.urls[0]]),
         *(["--retain-keyless"] if retain_keyless else []),
     ]  # fmt: skip
-    result = _driven("compaction", arguments, session, verbose)
+    result = driven("compaction", arguments, session, verbose=verbose)
     session.screen.show(result, lambda: _show_compaction(session.screen, result))
 
 
@@ -102,7 +102,9 @@ def _show_compaction(screen: Screen, result: Mapping[str, Any]) -> None:
         screen.note(str(result["message"]))
 
 
-def _driven(kind: str, arguments: Sequence[str], session: Session, verbose: bool) -> dict[str, Any]:
+def driven(
+    kind: str, arguments: Sequence[str], session: Session, *, verbose: bool = False
+) -> dict[str, Any]:
     """Run a driver to its end; its result. Raises WrongUsage, CommandFailed."""
     for module in ("pyspark", DRIVERS[kind].partition(".")[0]):
         if importlib.util.find_spec(module) is None:

@@ -9,15 +9,13 @@ and what another resource owns is refused.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import yaml
 
-from magnetar.cli.failures import CommandFailed, Refused, WrongUsage
+from magnetar.cli.failures import Refused, WrongUsage
 from magnetar.cli.rest import NOT_FOUND, Rest, namespace_path
 from magnetar.cli.session import Session
 from magnetar.metadata.owned_fields import POLICIES, TENANT, place_of, value_of, with_fields
@@ -49,8 +47,10 @@ def run_apply(session: Session, path: Path, dry_run: bool) -> None:
         name = f"{document['kind'].lower()}/{document['metadata']['name']}"
         if resource is None:
             outcome = "skipped (only Kubernetes has ConfigMaps: kubectl apply)"
+        elif dry_run:
+            outcome = "valid"
         else:
-            outcome = "valid" if dry_run else _apply(session.rest, resource)
+            outcome = _apply(session, resource)
         rows.append({"resource": name, "outcome": outcome})
     session.screen.show(
         rows,
@@ -94,7 +94,7 @@ def _documents(file: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def _apply(rest: Rest, resource: Resource) -> str:
+def _apply(session: Session, resource: Resource) -> str:
     from magnetar.resources import DataJob, TopicNamespace, TransactionCoordinator
 
     if isinstance(resource, TransactionCoordinator):
@@ -103,10 +103,10 @@ def _apply(rest: Rest, resource: Resource) -> str:
             "standalone server has transactions without it)"
         )
     if isinstance(resource, TopicNamespace):
-        return _apply_namespace(rest, resource)
+        return _apply_namespace(session.rest, resource)
     if isinstance(resource, DataJob):
-        return _run_job(rest, resource)
-    if _is_standalone(rest.get("/magnetar/v1/status")):
+        return _run_job(session, resource)
+    if _is_standalone(session.rest.get("/magnetar/v1/status")):
         return _outcome_alone(resource)
     return "skipped (brokers are pods that only Kubernetes makes: kubectl apply)"
 
@@ -183,22 +183,20 @@ def _get_or_none(rest: Rest, path: str) -> dict[str, Any] | None:
         return None
 
 
-def _run_job(rest: Rest, resource: DataJob) -> str:
+def _run_job(session: Session, resource: DataJob) -> str:
     """Run a job here and now, with a local Spark."""
-    status = rest.get("/magnetar/v1/status")
+    from magnetar.cli.local_jobs import driven
+
+    status = session.rest.get("/magnetar/v1/status")
     if not _is_standalone(status):
         return "skipped (its driver is a pod that only Kubernetes makes: kubectl apply)"
-    run = str(resource.spec.run_request or "once")
-    if resource.spec.compaction is None:
+    run, compaction = str(resource.spec.run_request or "once"), resource.spec.compaction
+    if compaction is None:
         return "skipped (the script is in a ConfigMap, which only Kubernetes has: kubectl apply)"
-    command = [
-        sys.executable, "-m", "magnetar_jobs.compact", "--topic", resource.spec.compaction.topic, "--broker-url", rest.urls[0],
-        "--volume", status["volume"], "--job", f"default/{resource.metadata.name}", "--run", run, "--master", "local[2]",
+    arguments = [
+        "--topic", compaction.topic, "--broker-url", session.rest.urls[0],
+        "--volume", status["volume"], "--job", f"default/{resource.metadata.name}", "--run", run,
+        *(["--retain-keyless"] if compaction.retain_keyless else []),
     ]  # fmt: skip
-    result = subprocess.run(command, check=False)
-    if result.returncode != 0:
-        raise CommandFailed(
-            f"datajob/{resource.metadata.name}: the run failed (exit {result.returncode})",
-            "its log is above",
-        )
-    return f"completed (run {run})"
+    result = driven("compaction", arguments, session)
+    return f"completed (run {run}: {result['keys']} keys of {result['messages_in']} messages)"
