@@ -197,6 +197,8 @@ def test_a_server_started_under_the_profiler_writes_its_profile(tmp_path: Path) 
         seconds = server.finish()
     found = read_profile("none", server.profile_path, seconds, messages=1, count=1000)
     assert found.functions
-    assert not [one for one in found.functions if "builtins.compile" in one.name], (
-        "imports of the start are in the profile"
+    # A start compiles hundreds of modules; what the server imports when it first decides is a few.
+    compiled = sum(
+        one.calls_per_message for one in found.functions if "builtins.compile" in one.name
     )
+    assert compiled < 50, "imports of the start are in the profile"
