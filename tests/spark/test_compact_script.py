@@ -6,7 +6,11 @@ It makes and stops sessions of its own; this file runs before those that share o
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -20,6 +24,15 @@ from magnetar_jobs.script import main
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.java]
+
+
+@pytest.fixture(autouse=True)
+def process() -> Iterator[None]:
+    """A driver sets variables and arguments for its script; it has a process of its own."""
+    arguments = sys.argv
+    with mock.patch.dict(os.environ):
+        yield
+    sys.argv = arguments
 
 
 def run(directory: Path, script: str, name: str, *arguments: str) -> int:

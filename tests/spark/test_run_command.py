@@ -32,8 +32,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def magnetar(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = [str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs", ".")]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MAGNETAR_")}
     environment = {
-        **os.environ,
+        **own,
         "PYTHONPATH": ":".join(path),
         "MAGNETAR_URL": server.http_url,
         "PYSPARK_PYTHON": sys.executable,

@@ -183,7 +183,7 @@ def _shown(screen: Screen) -> Iterator[Update]:
             nonlocal phase
             if progress["phase"] != phase:
                 phase = progress["phase"]
-                screen.note(f"{phase}, {progress['percent']} % done")
+                screen.note(f"{phase}, {progress['percent'] or 0} % done")
 
         yield note
         return
@@ -204,7 +204,7 @@ def _shown(screen: Screen) -> Iterator[Update]:
             left = progress["eta_s"]
             bar.update(
                 task,
-                completed=progress["percent"],
+                completed=progress["percent"] or 0,
                 description=progress["phase"],
                 left="" if left is None else f"about {left} s left",
             )
