@@ -3,6 +3,7 @@ nothing acknowledged is lost, ids still increase."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from dev.server_process import ServerProcess
 from dev.testbed.cluster import LEASE_S, Cluster, request, wait_for
 from dev.testbed.rest import Admin
+from magnetar.client import Client, Watermark
 from tests.clients.conftest import QUIET
 from tests.clients.load import Load
 
@@ -236,6 +238,42 @@ def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> N
     record.check(cluster.service_url)
     record.publish(cluster.service_url, 2)
     record.check(cluster.service_url)
+
+
+@pytest.mark.etcd
+def test_watermarks_survive_a_destroyed_etcd(running_cluster: Cluster) -> None:
+    """Control records are in storage: from it alone a subscription has its watermark again, which
+    nobody asserts a second time, and a new one has the same behind what it acknowledges."""
+    cluster, topic = running_cluster, "persistent://public/default/asserted"
+    cluster.repair()
+    url = cluster.service_url
+
+    async def assert_one() -> None:
+        async with asyncio.timeout(EXIT_S), Client(url) as client:
+            consumer = await client.subscribe(
+                topic, "s", initial_position="Earliest", watermarks=True
+            )
+            producer = await client.create_producer(topic)
+            await producer.send(b"x", event_time=4000)
+            await producer.watermark(5000)
+            await consumer.acknowledge(await consumer.receive())
+            assert await consumer.receive_or_watermark() == Watermark(5000)
+
+    async def see_it() -> None:
+        async with asyncio.timeout(EXIT_S), Client(url) as client:
+            known = await client.subscribe(topic, "s", watermarks=True)
+            assert await known.receive_or_watermark() == Watermark(5000)
+            new = await client.subscribe(topic, "new", initial_position="Earliest", watermarks=True)
+            await new.acknowledge(await new.receive())
+            assert await new.receive_or_watermark() == Watermark(5000)
+
+    asyncio.run(assert_one())
+    destroy_etcd(cluster)
+    store = cluster.members[0].endpoint.replace("http://", "etcd://")
+    where = ("--store", store, "--volume", str(cluster.directory / "volume"))
+    metadata("rebuild", "--without-copy", *where)
+    cluster.repair()
+    asyncio.run(see_it())
 
 
 @pytest.mark.etcd
