@@ -12,8 +12,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from magnetar.errors import CorruptData
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, LogPosition, LogRange
 from magnetar.metadata.store import MetadataStore
@@ -29,7 +29,7 @@ from magnetar.watermarks.replay import TopicWatermarks
 from magnetar.watermarks.standing import Standing
 from magnetar.watermarks.timeline import Timeline
 from magnetar_jobs.inputs import Position
-from magnetar_jobs.planning import ATTEMPTS_MAX
+from magnetar_jobs.planning import unless_collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +126,10 @@ async def timelines_of(
 ) -> dict[str, Timeline]:
     """The control records of topics of a bundle that sealed files hold. Raises StoreError,
     StorageError, CorruptData."""
-    for attempt in range(1, ATTEMPTS_MAX + 1):
-        try:
-            return await _timelines_once(store, volume, bundle, topics)
-        except FileNotFoundError as error:
-            # A newer checkpoint came in between, and the older one was collected.
-            if attempt == ATTEMPTS_MAX:
-                raise CorruptData(
-                    f"{error} is missing; bundle {bundle} needs it: restore it from a backup"
-                ) from error
-    raise AssertionError("the loop returns or raises")
+    return await unless_collected(
+        partial(_timelines_once, store, volume, bundle, topics),
+        f"is missing; bundle {bundle} needs it: restore it from a backup",
+    )
 
 
 async def _timelines_once(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from magnetar.errors import CorruptData
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName
 from magnetar.storage.log.index import LevelZeroIndex
@@ -24,16 +23,17 @@ from magnetar_jobs.inputs import (
     pack,
 )
 from magnetar_jobs.planning import (
-    ATTEMPTS_MAX,
     Holdings,
     LogSource,
     complete_position,
     holdings_of,
     indexes_of,
+    listed_for,
     log_pieces,
     log_template,
     segment_pieces,
     spans_of,
+    unless_collected,
 )
 
 
@@ -78,21 +78,15 @@ async def history_of(
     view, and what came behind that. `known` keeps indexes of log files, which other topics are in as
     well. Raises StoreError, StorageError, CorruptData,
     ServiceNotReady."""
-    for attempt in range(1, ATTEMPTS_MAX + 1):
-        try:
-            holdings = await holdings_of(store, volume, bundle, topic)
-            if not compacted:
-                holdings.compacted = None
-            logs = await indexes_of(volume, holdings, known)
-            return _history(holdings, logs, str(topic), after, until, group_bytes_max)
-        except FileNotFoundError as error:
-            # A rewrite came in between, and its inputs were collected.
-            if attempt == ATTEMPTS_MAX:
-                raise CorruptData(
-                    f"{error} is listed for {topic}, or in its bundle's chain, and missing; "
-                    "restore it from a backup"
-                ) from error
-    raise AssertionError("the loop returns or raises")
+
+    async def find() -> History:
+        holdings = await holdings_of(store, volume, bundle, topic)
+        if not compacted:
+            holdings.compacted = None
+        logs = await indexes_of(volume, holdings, known)
+        return _history(holdings, logs, str(topic), after, until, group_bytes_max)
+
+    return await unless_collected(find, listed_for(topic))
 
 
 def _history(

@@ -22,8 +22,10 @@ and be read. A bundle that was split has neither manifest nor chain: its childre
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
@@ -142,18 +144,30 @@ async def plan_topic(
 ) -> CompactionPlan:
     """Find the input of the next compaction of `topic`. Raises StoreError, StorageError,
     CorruptData, ServiceNotReady."""
+    return await unless_collected(
+        partial(_plan_once, store, volume, bundle, topic, group_bytes_max), listed_for(topic)
+    )
+
+
+T = TypeVar("T")
+
+
+async def unless_collected(find: Callable[[], Awaitable[T]], missing: str) -> T:
+    """What `find` finds, which looks again when a file that it reads is gone: a rewrite or a
+    checkpoint came in between, and the store names others by now. Raises CorruptData, `missing`
+    behind the file's name."""
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
-            return await _plan_once(store, volume, bundle, topic, group_bytes_max)
+            return await find()
         except FileNotFoundError as error:
-            # A rewrite came in between and its inputs were collected: the manifest names others by
-            # now.
             if attempt == ATTEMPTS_MAX:
-                raise CorruptData(
-                    f"{error} is listed for {topic}, or in its bundle's chain, and missing; "
-                    "restore it from a backup"
-                ) from error
+                raise CorruptData(f"{error} {missing}") from error
     raise AssertionError("the loop returns or raises")
+
+
+def listed_for(topic: TopicName) -> str:
+    """What to say of a missing file of a topic."""
+    return f"is listed for {topic}, or in its bundle's chain, and missing; restore it from a backup"
 
 
 async def _plan_once(
