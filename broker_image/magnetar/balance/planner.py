@@ -147,7 +147,7 @@ def _problem(situation: Situation, destinations: Sequence[str], known: list[floa
         loads=known,
         owners=owners,
         capacities=[capacity[name] for name in destinations],
-        fixed=_fixed(situation, known, repeats=active and _needs_repeats(situation)),
+        fixed=_fixed(situation, known, repeats=active and _needs_repeats(situation, known)),
         allowed={**_allowed(situation, number), **_apart(situation, number, owners)},
         closed={number[name] for name in destinations if situation.overloaded(name)},
         band=settings.band if active else math.inf,
@@ -265,16 +265,18 @@ class Filled:
         return max(self.shares.values(), default=1.0)
 
 
-def filled(situation: Situation) -> Filled:
-    """How full brokers are; computed once per cluster and settings."""
+def filled(situation: Situation, known: Sequence[float] | None = None) -> Filled:
+    """How full brokers are; computed once per cluster and settings. `known`: the loads of all
+    bundles, if the caller has them."""
     cluster, key = situation.cluster, ("filled", situation.settings)
     if key not in cluster.derived:
-        totals, known = dict.fromkeys(cluster.by_name, 0.0), {}
-        for bundle, load in zip(cluster.bundles, loads(situation), strict=True):
-            known[bundle.name] = load
+        totals, by_name = dict.fromkeys(cluster.by_name, 0.0), {}
+        known = loads(situation) if known is None else known
+        for bundle, load in zip(cluster.bundles, known, strict=True):
+            by_name[bundle.name] = load
             if bundle.broker in totals:
                 totals[bundle.broker] += load
-        cluster.derived[key] = Filled(known, capacities(situation), totals)
+        cluster.derived[key] = Filled(by_name, capacities(situation), totals)
     found: Filled = cluster.derived[key]
     return found
 
@@ -290,12 +292,12 @@ def gain(situation: Situation, now: Filled) -> float:
     return _gain_of(fullest, own, situation, now)
 
 
-def _needs_repeats(situation: Situation) -> bool:
+def _needs_repeats(situation: Situation, known: list[float]) -> bool:
     """Whether bundles that moved lately, moved again, would lower the load of a broker beyond the
     trigger band by more than the band: then they need not stay for the whole grace period."""
     if not situation.memory.moved:
         return False
-    now, trigger = filled(situation), situation.settings.band_trigger
+    now, trigger = filled(situation, known), situation.settings.band_trigger
     uneven: dict[str, list[Bundle]] = {
         name: [] for name, share in now.shares.items() if share > 1 + trigger
     }
