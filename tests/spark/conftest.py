@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dev.server_process import ServerProcess
 from magnetar_jobs.session import SessionSettings, spark_session
 from magnetar_jobs.source import register_source
+from tests.spark.reading import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A standalone server of each module's own."""
+    with ServerProcess(tmp_path_factory.mktemp("server"), environment=SETTINGS) as process:
+        yield process
+
+
+@pytest.fixture
+def topic() -> str:
+    """The name of a topic that nobody has used."""
+    return f"persistent://public/default/spark-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(scope="session")

@@ -8,26 +8,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dev.server_process import ServerProcess
 from magnetar.client import Client
-from tests.spark.reading import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300.0
 TOPIC = "persistent://public/default/by-hand"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server"), environment=SETTINGS) as process:
-        yield process
 
 
 def magnetar(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,8 +4,6 @@ the active log file has, and writing."""
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,17 +21,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server"), environment=SETTINGS) as process:
-        yield process
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"persistent://public/default/spark-{uuid.uuid4().hex[:8]}"
 
 
 def test_everything_acknowledged_before_the_query_is_read(

@@ -277,6 +277,16 @@ def test_what_cannot_be_opened_is_named_or_left_out(
         assert load(spark, options_of(topic, rows="entries")).count() == 3
 
 
+def values_read(reader: TopicReader) -> list[bytes]:
+    """What all tasks of a reader read, without Spark."""
+    return [
+        value
+        for part in reader.partitions()
+        for batch in reader.read(part)
+        for value in batch.column("value").to_pylist()
+    ]
+
+
 def test_a_message_in_chunks_without_its_beginning_is_left_out(topic: DurableTopic) -> None:
     """Retention has dropped it, or its producer died; a beginning that lies further back than a
     task reads is an error, never a message less."""
@@ -287,13 +297,7 @@ def test_a_message_in_chunks_without_its_beginning_is_left_out(topic: DurableTop
     topic.write(history.entries, run_entries_max=1)
     with released(topic):
         reader = TopicReader(ReadOptions.parse(options_of(topic)))
-        values = [
-            value
-            for part in reader.partitions()
-            for batch in reader.read(part)
-            for value in batch.column("value").to_pylist()
-        ]
-        assert values == [b"".join(parts)]
+        assert values_read(reader) == [b"".join(parts)]
         narrow = TopicReader(ReadOptions.parse(options_of(topic, bytesPerTask=1024)))
         with pytest.raises(LimitExceeded, match="bytesPerTask"):
             [list(narrow.read(part)) for part in narrow.partitions()]
@@ -314,13 +318,7 @@ def test_a_filter_leaves_a_message_in_chunks_whole(topic: DurableTopic) -> None:
         for described, parts in zip(last, (one, two), strict=True):
             reader = FilteringTopicReader(ReadOptions.parse(options_of(topic)))
             reader.pushFilters([EqualTo(("entry",), described.entry)])
-            values = [
-                value
-                for part in reader.partitions()
-                for batch in reader.read(part)
-                for value in batch.column("value").to_pylist()
-            ]
-            assert values == [b"".join(parts)]
+            assert values_read(reader) == [b"".join(parts)]
 
 
 def test_columns_are_those_that_are_asked_for(spark: SparkSession, topic: DurableTopic) -> None:

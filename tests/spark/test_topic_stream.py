@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import time
-import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,17 +67,6 @@ TIMEOUT_S = 180.0
 OFTEN = {"MAGNETAR_CHECKPOINT_AGE_S": "0.1"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server"), environment=SETTINGS) as process:
-        yield process
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"persistent://public/default/stream-{uuid.uuid4().hex[:8]}"
 
 
 def stream(spark: SparkSession, server: ServerProcess, topic: str, **options: object) -> DataFrame:

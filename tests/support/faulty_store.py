@@ -1,7 +1,7 @@
 """A store that misbehaves as the contract permits.
 
-Owns: `FaultyStore` and `FaultPlan`. Imports: asyncio, clock, errors, store. Faults: a request that
-is lost, a reply that is lost after the change was made, delays, watches that are cut and resumed,
+Owns: `FaultyStore` and `FaultPlan`; `lose_answer`, which loses one chosen answer. Imports: asyncio,
+clock, errors, store. Faults: a request that is lost, a reply that is lost after the change was made, delays, watches that are cut and resumed,
 renewals that fail, a store that cannot be reached at all. Excluded, because no caller could survive
 them: lost or reordered changes, wrong reads. Invariant: all chance comes from the clock, so a
 seeded clock gives the same faults again.
@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from magnetar.clock import Clock
 from magnetar.errors import StoreUnavailable
@@ -163,3 +163,28 @@ class FaultyStore:
         self._wake()
         if self._owns_inner:
             await self._inner.close()
+
+
+def lose_answer(
+    store: FaultyStore, chosen: Callable[[Any], bool], *, committed: bool, least: int = 1
+) -> list[int]:
+    """The first transaction of which at least so many operations are `chosen` gets no answer,
+    committed or not. How many they were, once that has happened."""
+    inner, lost = store.transact, list[int]()
+
+    async def lossy(compares: Any, operations: Any) -> TxnResult:
+        found = sum(map(chosen, operations))
+        if found >= least and not lost:
+            lost.append(found)
+            if committed:
+                await inner(compares, operations)
+            raise StoreUnavailable("injected: no answer")
+        return await inner(compares, operations)
+
+    store.transact = lossy  # type: ignore[method-assign]
+    return lost
+
+
+def writes(text: bytes) -> Callable[[Any], bool]:
+    """Chooses operations that write a value with this text."""
+    return lambda operation: text in getattr(operation, "value", b"")

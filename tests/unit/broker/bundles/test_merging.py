@@ -29,6 +29,7 @@ from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.broker_pair import Pair, pair
 from tests.support.brokers import STILL, Peer, Type, entry, open_peer, running_broker
+from tests.support.faulty_store import lose_answer, writes
 from tests.support.polling import until
 from tests.support.rest import broker_with_rest
 from tests.support.split_bundles import (
@@ -263,18 +264,8 @@ async def test_a_merge_whose_answer_is_lost_is_found_out(tmp_path: Path, committ
 async def test_a_request_whose_answer_is_lost_is_made_once(tmp_path: Path, committed: bool) -> None:
     """Both records become Merging together or not at all, and the merge is carried out."""
     async with halves(tmp_path) as (cluster, peer):
-        before, inner, lost = await round_trip(peer, 1, 0), cluster.network.transact, list[int]()
-
-        async def lossy(compares: Any, operations: Any) -> TxnResult:
-            asked = [found for found in operations if b'"Merging"' in getattr(found, "value", b"")]
-            if asked and not lost:
-                lost.append(len(asked))
-                if committed:
-                    await inner(compares, operations)
-                raise StoreUnavailable("injected: no answer")
-            return await inner(compares, operations)
-
-        cluster.network.transact = lossy  # type: ignore[method-assign]
+        before = await round_trip(peer, 1, 0)
+        lost = lose_answer(cluster.network, writes(b'"Merging"'), committed=committed)
         assert await cluster.first.ownership.merge(LEFT) == WHOLE
         assert lost == [2]
         assert await round_trip(peer, 1, 1) > before

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.incarnation import Broker
-from magnetar.errors import NotAllowed, NotOwner, ServiceNotReady, StoreUnavailable
+from magnetar.errors import NotAllowed, NotOwner, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleState, ManifestPointer, NamespaceRecord
 from magnetar.metadata.store import TxnResult
@@ -32,6 +32,7 @@ from tests.support.brokers import (
     open_peer,
     running_broker,
 )
+from tests.support.faulty_store import lose_answer, writes
 from tests.support.polling import until
 from tests.support.rest import broker_with_rest
 from tests.support.split_bundles import (
@@ -261,18 +262,8 @@ async def test_a_split_whose_answer_is_lost_is_found_out(tmp_path: Path, committ
     """The children serve either way, once, and the broker lives."""
 
     async with pair(tmp_path) as cluster, attached(cluster.first, TOPIC) as peer:
-        bundle, inner, lost = await cluster.bundle(), cluster.network.transact, []
-        before = await round_trip(peer, 1, 0)
-
-        async def lossy(compares: Any, operations: Any) -> TxnResult:
-            if len(operations) > 3 and not lost:
-                lost.append(True)
-                if committed:
-                    await inner(compares, operations)
-                raise StoreUnavailable("injected: no answer")
-            return await inner(compares, operations)
-
-        cluster.network.transact = lossy  # type: ignore[method-assign]
+        bundle, before = await cluster.bundle(), await round_trip(peer, 1, 0)
+        lost = lose_answer(cluster.network, lambda _: True, committed=committed, least=4)
         children = await cluster.first.ownership.split(bundle, range_equally_divide(bundle))
         assert lost
         assert set(map(str, children)) <= set(cluster.first.ownership.owned)
@@ -282,23 +273,10 @@ async def test_a_split_whose_answer_is_lost_is_found_out(tmp_path: Path, committ
 
 @pytest.mark.parametrize("committed", [True, False])
 async def test_a_request_whose_answer_is_lost_is_made_once(tmp_path: Path, committed: bool) -> None:
-    """Whoever asked for the split learns of its children, and is not sent away to try again."""
+    """The caller learns of the children, and is not asked to try again."""
     async with pair(tmp_path) as cluster, attached(cluster.first, TOPIC) as peer:
-        bundle, inner, lost = await cluster.bundle(), cluster.network.transact, list[int]()
-        before = await round_trip(peer, 1, 0)
-
-        async def lossy(compares: Any, operations: Any) -> TxnResult:
-            asked = [
-                found for found in operations if b'"Splitting"' in getattr(found, "value", b"")
-            ]
-            if asked and not lost:
-                lost.append(len(asked))
-                if committed:
-                    await inner(compares, operations)
-                raise StoreUnavailable("injected: no answer")
-            return await inner(compares, operations)
-
-        cluster.network.transact = lossy  # type: ignore[method-assign]
+        bundle, before = await cluster.bundle(), await round_trip(peer, 1, 0)
+        lost = lose_answer(cluster.network, writes(b'"Splitting"'), committed=committed)
         children = await cluster.first.ownership.split(bundle, range_equally_divide(bundle))
         assert lost == [1]
         assert set(map(str, children)) <= set(cluster.first.ownership.owned)
