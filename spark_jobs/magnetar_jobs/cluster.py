@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
@@ -30,30 +29,24 @@ from magnetar.metadata.records import BundleRecord, BundleState, IncarnationReco
 from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import BundleName, TopicName, bundle_of
+from magnetar.storage.volumes.volume import Volume
+from magnetar_jobs.inputs import BEFORE_ALL, Position
+from magnetar_jobs.planning import holdings_of
 from magnetar_jobs.remote_store import bearer
 
 log = structlog.get_logger(__name__)
 
 ROLL_TIMEOUT_S = 60.0
-ROLL_ATTEMPTS_MAX = 5
+ROLL_ATTEMPTS_MAX = 8
+"""Half a minute: a takeover waits for the lease of a broker that died, and recovers."""
 ROLL_RETRY_S = 1.0
+OR_WHAT_IS_SEALED = "; --no-roll, or option roll=false, takes what is sealed already"
 PLAN_ATTEMPTS_MAX = 10
 PLAN_RETRY_S = 3.0
 """Brokers rewrite what transactions have published within `maintenance_s` (10 s) of a roll; a
 session takes about as long to begin."""
 TRY_AGAIN = (408, 429)
 """Refusals of the 4xx kind that speak of the moment, not of the request."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """An entry of a topic. `EARLIEST` is before every entry."""
-
-    ledger: int
-    entry: int
-
-
-EARLIEST = Position(-1, -1)
 
 
 async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicName]:
@@ -96,13 +89,6 @@ async def owner_of(store: MetadataStore, bundle: BundleName) -> IncarnationRecor
     return IncarnationRecord.decode(live.value) if live is not None else None
 
 
-async def log_is_open(store: MetadataStore, bundle: BundleName) -> bool:
-    """Whether the bundle's chain has no end: its owner writes, or died before it was fenced."""
-    item = await store.get(keys.bundle(bundle))
-    chain = BundleRecord.decode(item.value).chain if item is not None else ()
-    return bool(chain) and chain[-1].end is None
-
-
 def roll_log(http_url: str, topic: TopicName, token_file: str = "") -> Position:
     """Ask the owner at `http_url` to seal what it has acknowledged of `topic`; the last position
     that is then in sealed, listed files.
@@ -115,7 +101,7 @@ def roll_log(http_url: str, topic: TopicName, token_file: str = "") -> Position:
         f"{http_url.rstrip('/')}/admin/v2/{topic.domain}/{quote(topic.tenant, safe='')}/{quote(topic.namespace, safe='')}"
         f"/{quote(topic.local, safe='')}/roll"
     )
-    unreachable = "is the broker reachable from here? (--no-roll, or option roll=false, takes what is sealed already)"
+    unreachable = f"is the broker reachable from here?{OR_WHAT_IS_SEALED}"
     try:
         answer = exchange("POST", url, headers=bearer(token_file), timeout_s=ROLL_TIMEOUT_S)
     except NoAnswer as error:
@@ -124,7 +110,7 @@ def roll_log(http_url: str, topic: TopicName, token_file: str = "") -> Position:
         raise _refusal(answer, url, topic)
     try:
         position = json.loads(answer.body)["position"]
-        return Position(int(position["ledgerId"]), int(position["entryId"]))
+        return int(position["ledgerId"]), int(position["entryId"])
     except (ValueError, KeyError, TypeError) as error:
         raise ServiceNotReady(f"{url}: {error}; {unreachable}") from error
 
@@ -134,36 +120,30 @@ def _refusal(answer: Answer, url: str, topic: TopicName) -> MagnetarError:
     if answer.status == TopicNotFound.http_status:
         return TopicNotFound(f"topic {topic} does not exist, says its broker ({refused})")
     if 400 <= answer.status < 500 and answer.status not in TRY_AGAIN:
-        return InvalidRequest(
-            f"{refused} (--no-roll, or option roll=false, takes what is sealed already)"
-        )
+        return InvalidRequest(refused + OR_WHAT_IS_SEALED)
     return ServiceNotReady(refused)
 
 
-def shown(position: tuple[int, int]) -> str:
+def shown(position: Position) -> str:
     """A position as Pulsar's tools write it: ledger:entry."""
     return f"{position[0]}:{position[1]}"
 
 
 async def roll_owner(
-    store: MetadataStore, topic: TopicName, broker_url: str = "", token_file: str = ""
-) -> tuple[int, int]:
-    """Have everything acknowledged so far put into sealed files; its last position. An unowned
-    bundle has nothing else. Raises as `roll_log`."""
+    store: MetadataStore,
+    volume: Volume,
+    topic: TopicName,
+    broker_url: str = "",
+    token_file: str = "",
+) -> Position:
+    """Have everything acknowledged so far put into sealed files; its last position.
+
+    A bundle without an owner has nothing else once its whole chain is sealed: until then it is on
+    its way to another broker. Raises as `roll_log`, and ServiceNotReady if it does not get there.
+    """
     for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
-        owner = await owner_of(store, await bundle_of_topic(store, topic))
-        if owner is None:
-            return EARLIEST.ledger, EARLIEST.entry
         try:
-            position = await asyncio.to_thread(
-                roll_log, broker_url or owner.http_url, topic, token_file
-            )
-            log.info(
-                "job.rolled",
-                topic=str(topic),
-                position=shown((position.ledger, position.entry)),
-            )
-            return position.ledger, position.entry
+            return await _roll_once(store, volume, topic, broker_url, token_file)
         except ServiceNotReady as error:
             if attempt == ROLL_ATTEMPTS_MAX:
                 raise
@@ -172,20 +152,36 @@ async def roll_owner(
     raise AssertionError("the loop returns or raises")
 
 
+async def _roll_once(
+    store: MetadataStore, volume: Volume, topic: TopicName, broker_url: str, token_file: str
+) -> Position:
+    bundle = await bundle_of_topic(store, topic)
+    owner = await owner_of(store, bundle)
+    if owner is None:
+        unsealed = (await holdings_of(store, volume, bundle, topic)).unsealed
+        if unsealed:
+            raise ServiceNotReady(
+                f"topic {topic} has no live broker, and {unsealed}, which may hold what its last "
+                f"one has acknowledged, is not sealed; start a broker{OR_WHAT_IS_SEALED}"
+            )
+        return BEFORE_ALL
+    position = await asyncio.to_thread(roll_log, broker_url or owner.http_url, topic, token_file)
+    log.info("job.rolled", topic=str(topic), position=shown(position))
+    return position
+
+
 class Reaching(Protocol):
     """A plan of what sealed files hold of a topic."""
 
     @property
-    def complete(self) -> tuple[int, int] | None: ...
-    def reaches(self, position: tuple[int, int]) -> bool: ...
+    def complete(self) -> Position | None: ...
+    def reaches(self, position: Position) -> bool: ...
 
 
 P = TypeVar("P", bound=Reaching)
 
 
-async def until_reached(
-    plan: Callable[[], Awaitable[P]], topic: TopicName, rolled: tuple[int, int]
-) -> P:
+async def until_reached(plan: Callable[[], Awaitable[P]], topic: TopicName, rolled: Position) -> P:
     """The first plan that reaches `rolled`; if that takes the broker too long, the last one. Raises
     what `plan` raises, ServiceNotReady the last time only."""
     for attempt in range(1, PLAN_ATTEMPTS_MAX + 1):

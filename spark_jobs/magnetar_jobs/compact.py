@@ -234,19 +234,18 @@ async def _compact_all(
 ) -> Result:
     progress = publisher.progress
     topics = await partitions_of(store, topic)
-    rolled = dict.fromkeys(topics, BEFORE_ALL)
-    if not options.no_roll:
-        for partition in topics:
-            rolled[partition] = await roll_owner(
-                store, partition, options.broker_url or "", environment.get(TOKEN_FILE, "")
-            )
     volume = volume_at(options.volume, clock)
-    result = Result()
-    settings = session_settings(options, "compact")
-    progress.begin_topics(len(topics))
-    progress.enter(STARTING)
-    await publisher.publish()  # nothing else runs here until the session has begun
     try:
+        rolled = dict.fromkeys(topics, BEFORE_ALL)
+        if not options.no_roll:
+            url, token_file = options.broker_url or "", environment.get(TOKEN_FILE, "")
+            for partition in topics:
+                rolled[partition] = await roll_owner(store, volume, partition, url, token_file)
+        result = Result()
+        settings = session_settings(options, "compact")
+        progress.begin_topics(len(topics))
+        progress.enter(STARTING)
+        await publisher.publish()  # nothing else runs here until the session has begun
         with spark_session(settings, environment, progress.tasks) as session:
             register_source(session)
             committer = Committer(store, volume, clock, options.job, options.run)

@@ -106,13 +106,15 @@ class CompactionPlan:
 
 @dataclass(slots=True)
 class Holdings:
-    """What the manifest of a bundle and its chain say of one topic."""
+    """What the manifest of a bundle and its chain say of one topic. `unsealed` is the first file
+    of the chain that is not sealed: it and those behind it are left out; "" if all are."""
 
     manifest: Manifest
     level1: tuple[SegmentReference, ...]
     compacted: Compacted | None
     trimmed: Position | None
     complete: Position | None = None
+    unsealed: str = ""
     logs: dict[tuple[str, int], LogSource] = field(default_factory=dict)
 
     @classmethod
@@ -247,6 +249,7 @@ async def holdings_of(
             continue
         length = await read_seal(volume, source.incarnation, source.file)
         if length is None:
+            holdings.unsealed = names.log_file(source.incarnation, source.file)
             break
         if length > FILE_HEADER_BYTES:
             holdings.add_log(source)

@@ -9,7 +9,6 @@ request, what is sealed.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,11 +22,7 @@ from magnetar.storage.log.index import LevelZeroIndex
 from magnetar.storage.volumes.opening import volume_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.cluster import (
-    ROLL_ATTEMPTS_MAX,
-    ROLL_RETRY_S,
     bundle_of_topic,
-    log_is_open,
-    owner_of,
     partitions_of,
     roll_owner,
     shown,
@@ -109,21 +104,11 @@ class TopicPlanner:
     async def roll(self, partitions: list[TopicName]) -> dict[TopicName, Position]:
         """Have their brokers seal what they have acknowledged; the last positions of that. Raises
         ServiceNotReady if a broker has died, and no other one has sealed its log yet."""
-        return {name: await self._roll(name) for name in partitions}
-
-    async def _roll(self, name: TopicName) -> Position:
         url, token_file = self._options.store.broker_url, self._options.token_file
-        for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
-            position = await roll_owner(self.store, name, url, token_file)
-            bundle = await bundle_of_topic(self.store, name)
-            served = position > BEFORE_ALL or await owner_of(self.store, bundle) is not None
-            if served or not await log_is_open(self.store, bundle):
-                return position
-            await asyncio.sleep(ROLL_RETRY_S * attempt)
-        raise ServiceNotReady(
-            f"topic {name} has no live broker, and what its last one has acknowledged is not sealed; "
-            "start a broker, or read what is sealed with option roll=false"
-        )
+        return {
+            name: await roll_owner(self.store, self.volume, name, url, token_file)
+            for name in partitions
+        }
 
     async def history(
         self, name: TopicName, after: Position, until: Position = UNBOUNDED

@@ -29,8 +29,9 @@ from magnetar.metadata.records import (
     PartitionedTopicRecord,
 )
 from magnetar.names import TopicName, bundle_of, initial_boundaries
+from magnetar.storage.volumes.posix import PosixVolume
 from magnetar_jobs import cluster
-from magnetar_jobs.cluster import Position, bundle_of_topic, owner_of, partitions_of, roll_log
+from magnetar_jobs.cluster import bundle_of_topic, owner_of, partitions_of, roll_log
 
 TOPIC = TopicName.parse("persistent://public/default/a b")
 
@@ -104,9 +105,7 @@ async def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> No
     listener = HttpListener(application, "127.0.0.1", 0)
     port = await listener.open()
     try:
-        assert await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC) == Position(
-            7, 41
-        )
+        assert await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC) == (7, 41)
         assert asked == ["public/default/a b"]
     finally:
         await listener.close()
@@ -126,7 +125,7 @@ async def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> No
     ],
 )
 async def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
-    status: int, kind: type[MagnetarError], monkeypatch: pytest.MonkeyPatch
+    status: int, kind: type[MagnetarError], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A job asks again after the latter; of the former the first one is the answer."""
     monkeypatch.setattr(cluster, "ROLL_RETRY_S", 0.0)
@@ -152,7 +151,7 @@ async def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
         )
         await store.put(keys.incarnation("one"), owner.encode())
         with pytest.raises(kind, match="public/default/a b") as raised:
-            await cluster.roll_owner(store, TOPIC)
+            await cluster.roll_owner(store, PosixVolume(tmp_path), TOPIC)
         assert type(raised.value) is kind
         assert len(asked) == (cluster.ROLL_ATTEMPTS_MAX if kind is ServiceNotReady else 1)
     finally:
@@ -174,8 +173,8 @@ async def test_a_roll_carries_the_token_of_a_file(tmp_path: Path) -> None:
     token = tmp_path / "token"
     try:
         token.write_text("one\n")
-        assert await asyncio.to_thread(roll_log, url, TOPIC, str(token)) == Position(7, 9)
-        assert await asyncio.to_thread(roll_log, url, TOPIC) == Position(7, 9)
+        assert await asyncio.to_thread(roll_log, url, TOPIC, str(token)) == (7, 9)
+        assert await asyncio.to_thread(roll_log, url, TOPIC) == (7, 9)
         with pytest.raises(StoreError, match="absent"):
             await asyncio.to_thread(roll_log, url, TOPIC, str(tmp_path / "absent"))
     finally:

@@ -27,7 +27,9 @@ from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.seals import publish_seal, read_seal
 from magnetar.storage.manifest import commit_manifest
 from magnetar.topics.ledger_ids import epoch_of
+from magnetar_jobs import cluster
 from magnetar_jobs.bounds import Bounds
+from magnetar_jobs.cluster import roll_owner
 from magnetar_jobs.inputs import BEFORE_ALL, read_group
 from magnetar_jobs.planning import CompactionPlan, plan_topic
 from tests.spark.histories import Described, History
@@ -117,6 +119,32 @@ def test_nothing_behind_a_file_that_a_former_owner_has_not_sealed_counts(
     assert taken(topic, planned(topic)) == places(old[:1])
     topic.run(publish_seal(topic.volume, former, 1, length))
     assert taken(topic, planned(topic)) == places([*old, new])
+
+
+def test_a_bundle_on_its_way_to_another_broker_is_waited_for(
+    topic: StoredTopic, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: without an owner there is nothing more to seal, so that a job succeeds and has left
+    out what was acknowledged before it began."""
+    former = topic.write([history.single("a", b"1")], listed="chain")
+    length = unseal(topic, former, 0)
+    change_record(topic, lambda found: dataclasses.replace(found, state=BundleState.ASSIGNING))
+    monkeypatch.setattr(cluster, "ROLL_RETRY_S", 0.0)
+    with pytest.raises(ServiceNotReady, match=f"{former}.* is not sealed; start a broker"):
+        topic.run(roll_owner(topic.store, topic.volume, TOPIC))
+    sleep, looks = cluster.asyncio.sleep, 0
+
+    async def sealed_meanwhile(seconds: float) -> None:
+        nonlocal looks
+        looks += seconds > 0
+        if looks == 1:
+            await publish_seal(topic.volume, former, 0, length)
+        await sleep(0)
+
+    monkeypatch.setattr(cluster, "ROLL_RETRY_S", 1e-9)
+    monkeypatch.setattr(cluster.asyncio, "sleep", sealed_meanwhile)
+    assert topic.run(roll_owner(topic.store, topic.volume, TOPIC)) == BEFORE_ALL
+    assert looks == 1
 
 
 def test_a_term_that_begins_while_the_plan_is_made_is_left_to_the_next_one(
