@@ -60,10 +60,15 @@ class LogRoller:
             if log.position.offset <= small:
                 await self._until_sealed(number - 1)
                 return LogPosition(number, FILE_HEADER_BYTES)
-        if self._rolling is None:
-            self._rolling = asyncio.create_task(self._roll(reason), name="roll")
-            self._rolling.add_done_callback(lambda _task: setattr(self, "_rolling", None))
-        return await outcome(self._rolling)
+        written = log.position.file
+        while True:
+            if self._rolling is None:
+                self._rolling = asyncio.create_task(self._roll(reason), name="roll")
+                self._rolling.add_done_callback(lambda _task: setattr(self, "_rolling", None))
+            position = await outcome(self._rolling)
+            if position.file > written:
+                return position
+            # A roll under way had left its file before what we were asked for was written.
 
     async def _roll(self, reason: str) -> LogPosition:
         number = self._context.log.position.file

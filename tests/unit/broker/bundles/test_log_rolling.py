@@ -70,6 +70,29 @@ async def test_wishes_at_the_same_time_share_one_roll(tmp_path: Path) -> None:
         assert await found.is_complete(LogPosition(1, 0))
 
 
+async def test_a_roll_that_has_left_its_file_takes_nothing_later_in(tmp_path: Path) -> None:
+    """What is written while the file before is being sealed has a roll of its own. Naive: every
+    wish shares the roll under way, and the position promises what is in no sealed file."""
+
+    async with world(tmp_path) as found:
+        await found.fill(100)
+        held = list[tuple[int, int]]()
+        found.log.on_sealed = lambda number, length, _topics: held.append((number, length))
+        first = asyncio.create_task(found.roller.roll("first", always=True))
+        while found.log.position.file == 0 or not held:
+            await asyncio.sleep(0)
+        await found.fill(100)
+        second = asyncio.create_task(found.roller.roll("second", always=True))
+        found.log.on_sealed = found._on_sealed
+        await asyncio.sleep(0)
+        for sealed in held:
+            found.roller.file_sealed(*sealed)
+        assert await first == LogPosition(1, FILE_HEADER_BYTES)
+        position = await second
+        assert position == LogPosition(2, FILE_HEADER_BYTES)
+        assert await found.is_complete(position)
+
+
 async def test_a_small_file_is_left_alone_unless_it_must_not_be(tmp_path: Path) -> None:
     """Without `always` its start is the answer; with it a file that holds anything is rolled, an
     empty one is not."""
