@@ -24,6 +24,7 @@ from magnetar.balance.settings import Settings
 from magnetar.balance.top_k import is_excluded, namespace_of
 
 CAPACITY_RATIO_MAX = 16.0
+NOTHING = "nothing to balance: one broker, or no load"
 """Of a broker to the median one: a limit that is reported wrong must not draw all load."""
 REPEAT_MS = 15_000
 """How long a bundle stays after its first move, however uneven the load is; twice as long after
@@ -123,7 +124,7 @@ def plan(situation: Situation) -> Outcome:
     notes = (f"{cluster.bundles[at].name}: no broker may have it" for at in result.homeless)
     return Outcome(
         replace(memory, moved=moved, preallocated=coming),
-        result.reason,
+        result.reason or NOTHING,
         tuple(moves),
         notes=tuple(itertools.islice(notes, NOTES_MAX)),
     )

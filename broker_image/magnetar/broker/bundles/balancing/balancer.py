@@ -39,6 +39,8 @@ ARRIVAL_S = 120.0
 """A move that takes longer no longer counts as under way."""
 PENDING_S = 60.0
 """A move that waits longer for its wave was decided on old load."""
+IDLE_KEPT_S = 600.0
+"""Of decisions that change nothing the first is kept, and then one in so long."""
 SHOWN_MAX = 1000
 """Moves under way that are shown."""
 
@@ -72,6 +74,7 @@ class Balancer:
         self._memory = Memory()
         self._decisions, self._recent = decisions, recent
         self._decided_at: float | None = None
+        self._idle_kept_at: float | None = None
         self._pending: deque[_Begun] = deque()
         self._under_way: dict[str, _Begun] = {}
         self.trend = Trend()
@@ -150,10 +153,11 @@ class Balancer:
         self._decided_at = self._context.clock.monotonic()
         self._settle()
         sight, seed = self._assigner.placer.sight(), self._context.clock.random_bits(31)
-        memory = self._memory
+        memory, kept_at = self._memory, self._idle_kept_at
         metrics = self._context.metrics
+        keep_idle = kept_at is None or self._decided_at - kept_at >= IDLE_KEPT_S
         decided = await self._context.compute(
-            lambda: _decided(sight, orphans, memory, settings, seed)
+            lambda: _decided(sight, orphans, memory, settings, seed, keep_idle)
         )
         picture, outcome, now = decided.picture, decided.outcome, self._context.clock.monotonic()
         self._memory = outcome.memory
@@ -164,6 +168,7 @@ class Balancer:
         self.trend.observe(Sample(sight.now_ms, decided.imbalance, decided.shares))
         if decided.record:
             self._decisions.add(sight.now_ms, decided.record)
+            self._idle_kept_at = None if outcome.moves else self._decided_at
         moves = [move for move in outcome.moves if move.source]
         self._pending.extend(
             _Begun(move, picture.incarnations[move.destination], now) for move in moves
@@ -233,7 +238,7 @@ class Balancer:
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """A picture, what to do about it, and the record to keep (b"" = nothing was done)."""
+    """A picture, what to do about it, and the record to keep (b"" = one like it was kept)."""
 
     picture: Picture
     outcome: Outcome
@@ -247,7 +252,12 @@ class _Decided:
 
 
 def _decided(
-    sight: Sight, orphans: Sequence[str], memory: Memory, settings: Settings, seed: int
+    sight: Sight,
+    orphans: Sequence[str],
+    memory: Memory,
+    settings: Settings,
+    seed: int,
+    keep_idle: bool,
 ) -> _Decided:
     from magnetar.balance.decision import SHED, Request, decide, recorded  # a leader's alone
     from magnetar.balance.planner import filled, gain
@@ -255,7 +265,7 @@ def _decided(
     picture = sight.picture(frozenset(orphans))
     request = Request(SHED, picture.cluster, memory, picture.policies, settings.named(), seed)
     outcome = decide(request)
-    record = recorded(request, outcome).encode() if outcome.moves else b""
+    record = recorded(request, outcome).encode() if outcome.moves or keep_idle else b""
     situation = request.situation()
     now = filled(situation)
     left = gain(situation, now) if settings.shedder == PLANNER and settings.shedding else 0.0

@@ -13,7 +13,7 @@ from magnetar.balance.decision import Decision, Request, recorded, replay
 from magnetar.balance.load import BundleLoad, History, LoadReport, Rates
 from magnetar.broker.administration.balance import Balance
 from magnetar.broker.administration.site import Site
-from magnetar.broker.bundles.balancing import decisions
+from magnetar.broker.bundles.balancing import balancer, decisions
 from magnetar.broker.bundles.balancing.decisions import KEPT_MS, DecisionLog
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StorageError
@@ -123,8 +123,9 @@ def test_a_leader_keeps_what_it_decided_and_others_read_it(tmp_path: Path) -> No
         assert before["allowed"] == ["first", "second"]
         assert stage.on(second) == []
         await stage.patrol(first)
-        [shown] = await other.history()
+        shown, *idle = await other.history()
         assert len(shown["moves"]) == 2
+        assert not any(found["moves"] for found in idle)
         assert shown["replayable"]
         decision = await other.decision(shown["name"])
         assert replay(decision) == decision.outcome
@@ -132,12 +133,36 @@ def test_a_leader_keeps_what_it_decided_and_others_read_it(tmp_path: Path) -> No
         owners = DecisionLog(second.context)
         owners.add(split.at_ms, split.encode())
         await owners.save(7)
-        assert [found["kind"] for found in await other.history()] == ["split", "shed"]
+        assert [found["kind"] for found in await other.history()][:2] == ["split", "shed"]
         await second.leader._balancer.recall()
         assert second.leader._balancer._memory.usage == decision.outcome.memory.usage
         exposed = first.metrics.exposition().decode()
         assert "magnetar_balance_moves_total 2.0" in exposed
         assert first.metrics.balance.imbalance._value.get() == pytest.approx(2.0)
+
+    play(tmp_path, script)
+
+
+def test_of_decisions_that_change_nothing_one_is_kept_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its reason and inputs, so that one can see why nothing was done."""
+
+    async def script(stage: Stage) -> None:
+        await stage.stop_leaders()
+        first, second = stage.brokers
+        await stage.bundles(2, first)
+        balance = Balance(Site(Process(tmp_path, second)))
+        for _ in range(5):  # the first moves a bundle
+            await stage.patrol(first)
+        idle, moved, *_ = found = await balance.history()
+        assert (idle["moves"], idle["replayable"]) == ([], True)
+        assert idle["reason"] == "brokers at 66.7 to 133.3 % of the mean: no move helps"
+        assert moved["moves"]
+        monkeypatch.setattr(balancer, "IDLE_KEPT_S", 0.0)
+        for _ in range(3):
+            await stage.patrol(first)
+        assert len(await balance.history()) == len(found) + 3
 
     play(tmp_path, script)
 
