@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak soak-txn soak-hostile attack lock proto crds docs clean
+.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak soak-txn soak-compaction soak-hostile attack lock proto crds docs clean
 
 help: ## List the tasks
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -62,6 +62,10 @@ soak-txn: setup ## Exactly-once applications under kills of brokers and coordina
 	@$(PY) -m dev.kube binary etcd > /dev/null
 	@$(PY) -m dev.testbed.foreign_build java go > /dev/null
 	@$(PY) -m dev.soak.transactions --transactions $(TRANSACTIONS) --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+soak-compaction: setup ## Compaction after compaction while drivers, executors, brokers and etcd die (RUNS=200, SEED=n)
+	@$(PY) -m dev.kube binary etcd > /dev/null
+	@$(PY) -m dev.soak.compactions $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED))
 
 soak-hostile: setup ## An ordinary workload with and without a hostile client beside it, clocks that jump: latencies compared (MINUTES=60, SEED=n)
 	@$(PY) -m dev.kube binary etcd > /dev/null
