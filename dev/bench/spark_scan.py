@@ -213,7 +213,17 @@ def phase_one(messages: DataFrame) -> None:
 
 
 def compact(session: SparkSession, directory: Path, groups: tuple[Group, ...], last: int) -> None:
-    plan = CompactionPlan(BUNDLE, TOPIC, groups, (3, last), True, 0, BEFORE_ALL, None, 0)
+    plan = CompactionPlan(
+        bundle=BUNDLE,
+        topic=TOPIC,
+        groups=groups,
+        horizon=(3, last),
+        news=True,
+        generation=0,
+        previous_horizon=BEFORE_ALL,
+        trimmed=None,
+        manifest_generation=0,
+    )
     written = compact_plan(
         session, directory, plan, CompactionOptions(), f"bench-{time.monotonic_ns()}"
     )

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from magnetar.clock import Clock, SystemClock
+from magnetar.compaction.commit import Committer, Conflict
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.storage.volumes.opening import volume_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, shown, until_reached
-from magnetar_jobs.commit import Committer, Conflict
 from magnetar_jobs.driver import Done, add_arguments, exit_code, recorded, session_settings
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
 from magnetar_jobs.inputs import BEFORE_ALL, Position

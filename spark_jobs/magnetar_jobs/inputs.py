@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from magnetar.compaction.messages import key_of, readable_metadata
+from magnetar.compaction.orders import GROUPS_MAX
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.storage.log.index import LevelZeroIndex, Run
 from magnetar.storage.segments.format import (
@@ -32,8 +34,6 @@ from magnetar.storage.segments.segment import SegmentReader
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c, entry_checksum_ok
 from magnetar_jobs.bounds import HIGHEST, Bounds
 from magnetar_jobs.files import VolumeFiles
-from magnetar_jobs.messages import key_of, readable_metadata
-from magnetar_jobs.orders import GROUPS_MAX
 from magnetar_jobs.rows import Rows
 
 Position = tuple[int, int]

@@ -13,8 +13,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from magnetar_jobs.messages import Kind
-from magnetar_jobs.orders import GROUP_SHIFT, LIVE
+from magnetar.compaction.messages import Kind
+from magnetar.compaction.orders import GROUP_SHIFT, LIVE
 
 MESSAGE_SCHEMA = (
     "key binary, order bigint, kind int, chunk binary, chunk_number int, chunk_count int"

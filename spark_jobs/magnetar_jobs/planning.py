@@ -27,6 +27,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from magnetar.compaction.commit import Basis
+from magnetar.compaction.orders import ROWS_MAX
 from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, NamespaceRecord
@@ -54,7 +56,6 @@ from magnetar_jobs.inputs import (
     pack,
     surviving_slices,
 )
-from magnetar_jobs.orders import ROWS_MAX
 
 ATTEMPTS_MAX = 3
 """Splits that a manifest may refer back through."""
@@ -71,28 +72,17 @@ class LogSource:
     to_offset: int = HIGHEST
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPlan(Basis):
     """Everything a compaction of one topic needs to know, and everything its commit compares.
 
-    `horizon` is the last position of the input. `news` is False if the view is up to date.
-    `listed_logs` and `listed_segments` are those inputs that the bundle's own manifest lists: they
-    must still be listed at the commit. `complete` is the position behind which entries may have
-    been left out, because transactions have published some that only the broker can find yet; None:
-    nothing was.
+    `news` is False if the view is up to date. `complete` is the position behind which entries may
+    have been left out, because transactions have published some that only the broker can find yet;
+    None: nothing was.
     """
 
-    bundle: BundleName
-    topic: TopicName
     groups: tuple[Group, ...]
-    horizon: Position
     news: bool
-    generation: int
-    previous_horizon: Position
-    trimmed: Position | None
-    manifest_generation: int
-    listed_logs: tuple[tuple[str, int], ...] = ()
-    listed_segments: tuple[str, ...] = ()
     complete: Position | None = None
 
     @property

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from magnetar_jobs.messages import Examined, Kind, examine, examine_single
-from magnetar_jobs.orders import ROW_SHIFT, ROWS_MAX, order_of
+from magnetar.compaction.messages import Examined, Kind, examine, examine_single
+from magnetar.compaction.orders import ROW_SHIFT, ROWS_MAX, order_of
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

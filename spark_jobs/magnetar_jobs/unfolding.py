@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from magnetar.compaction.codec import decompress
+from magnetar.compaction.messages import BATCH_MESSAGES_MAX, key_of
 from magnetar.errors import CorruptData, LimitExceeded, ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import (
@@ -28,10 +30,8 @@ from magnetar.wire.entries import (
 )
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.cluster import shown
-from magnetar_jobs.codec import decompress
 from magnetar_jobs.event_watermarks import Steps
 from magnetar_jobs.inputs import Position
-from magnetar_jobs.messages import BATCH_MESSAGES_MAX, key_of
 from magnetar_jobs.rows import Rows, payload_array
 
 ROWS_MAX = 8192

@@ -1,7 +1,7 @@
 """Phase 2 on an executor: survivors into level-1 segments.
 
 Owns: `SurvivorWriter`, which reads its groups once more, picks the surviving messages and writes
-segments. Imports: pyarrow, numpy, storage formats, inputs, messages. Invariants: a payload is read
+segments. Imports: pyarrow, numpy, storage formats, inputs, compaction. Invariants: a payload is read
 and written once and never shuffled; rows leave in position order; an entry that loses nothing keeps
 its bytes; a file's name carries the intent and the task attempt, so that attempts never meet; a
 file is durable before its row is returned, and counts only if the driver commits it.
@@ -17,23 +17,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from magnetar.compaction.orders import (
+    INDEX_SHIFT,
+    INDEXES_MAX,
+    ROW_SHIFT,
+    ROWS_MAX,
+    group_of,
+    order_of,
+)
+from magnetar.compaction.view_rows import view_row
 from magnetar.errors import CorruptData
 from magnetar.names import BundleName
 from magnetar.storage import names
-from magnetar.storage.segments.format import (
-    HAS_REMOVED,
-    IS_BATCH,
-    IS_DECIDED,
-    IS_DELETION,
-    Footer,
-    Row,
-)
+from magnetar.storage.segments.format import IS_DECIDED, Footer, Row
 from magnetar.storage.segments.segment import SegmentWriter
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.files import VolumeFiles
 from magnetar_jobs.inputs import Group, read_group
-from magnetar_jobs.messages import Kind, examine, key_of, readable_metadata, rewrite
-from magnetar_jobs.orders import INDEX_SHIFT, INDEXES_MAX, ROW_SHIFT, ROWS_MAX, group_of, order_of
 from magnetar_jobs.rows import Rows
 
 SEGMENT_BYTES_MAX = 64 << 20
@@ -163,33 +163,20 @@ def _surviving_rows(
 
 def surviving_row(rows: Rows, place: int, keep: list[int]) -> Row:
     """One entry as the compacted view holds it."""
-    entry = rows.entry_bytes(place)
     flags = int(rows.flags[place])
-    position = (int(rows.ledgers[place]), int(rows.entries[place]))
-    count, append_time = int(rows.message_counts[place]), int(rows.append_times[place])
-    if flags & IS_DECIDED:
-        times = (int(rows.event_times[place]), int(rows.publish_times[place]))
-        return Row(*position, *times, append_time, count, flags, rows.keys[place].as_py(), entry)
-    metadata = readable_metadata(entry)
-    examined = examine(entry)
-    flags &= HAS_REMOVED
-    if metadata.HasField("num_messages_in_batch"):
-        flags |= IS_BATCH
-        if examined.kind is Kind.KEYED and len(keep) < len(examined.messages):
-            entry = memoryview(rewrite(entry, keep))
-            flags |= HAS_REMOVED
-    elif examined.kind is Kind.KEYED:
-        flags |= IS_DECIDED | (0 if examined.messages[0].live else IS_DELETION)
-    return Row(
-        *position,
-        metadata.event_time,
-        metadata.publish_time,
-        append_time,
-        count,
+    decided = flags & IS_DECIDED
+    stored = Row(
+        int(rows.ledgers[place]),
+        int(rows.entries[place]),
+        int(rows.event_times[place]) if decided else 0,
+        int(rows.publish_times[place]) if decided else 0,
+        int(rows.append_times[place]),
+        int(rows.message_counts[place]),
         flags,
-        key_of(metadata),
-        entry,
+        rows.keys[place].as_py() if decided else None,
+        rows.entry_bytes(place),
     )
+    return view_row(stored, keep)
 
 
 def written_row(name: str, length: int, footer: Footer) -> pa.RecordBatch:

@@ -11,10 +11,10 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from magnetar.compaction.codec import compress, decompress
 from magnetar.topics.ledger_ids import epoch_of, ledger_of
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry, parse_entry
-from magnetar_jobs.codec import compress, decompress
 
 COMPRESSIONS = (api.NONE, api.LZ4, api.ZLIB, api.ZSTD, api.SNAPPY)
 Place = tuple[int, int, int]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from magnetar.compaction.commit import Conflict
 from magnetar.errors import CorruptData
 from magnetar.metadata import keys
 from magnetar.storage.segments.format import HAS_REMOVED, IS_DECIDED
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import entry_checksum_ok
-from magnetar_jobs.commit import Conflict
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
 from magnetar_jobs.planning import plan_topic
 from tests.spark.histories import Described, History, Sent, reference, visible

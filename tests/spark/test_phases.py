@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from magnetar_jobs.messages import Kind
-from magnetar_jobs.orders import order_of
+from magnetar.compaction.messages import Kind
+from magnetar.compaction.orders import order_of
 from magnetar_jobs.phases import (
     MESSAGE_SCHEMA,
     SURVIVOR_SCHEMA,

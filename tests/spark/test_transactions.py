@@ -12,13 +12,13 @@ import pytest
 
 from magnetar.broker.incarnation import Broker
 from magnetar.clock import SystemClock
+from magnetar.compaction.commit import Committer
 from magnetar.names import TopicName
 from magnetar.storage.manifest import Compacted
 from magnetar.storage.segments.segment import SegmentReader
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
-from magnetar_jobs.commit import Committer
 from magnetar_jobs.compact import Compactor, Result
 from magnetar_jobs.execution import CompactionOptions
 from tests.spark.histories import visible

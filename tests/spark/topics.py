@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from magnetar.clock import SystemClock
+from magnetar.compaction.commit import Committer
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import (
@@ -43,7 +44,6 @@ from magnetar.storage.segments.segment import RunSegmentWriter, SegmentReader
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.topics.ledger_ids import epoch_of
 from magnetar.wire.entries import parse_entry
-from magnetar_jobs.commit import Committer
 from magnetar_jobs.compact import Compactor, Result
 from magnetar_jobs.execution import CompactionOptions
 from tests.spark.histories import Described

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from magnetar.compaction.codec import compress, decompress
 from magnetar.errors import ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import BROKER_METADATA_MAGIC, CHECKSUM_BYTES, CHECKSUM_MAGIC
@@ -33,7 +34,6 @@ from magnetar.wire.entries import (
     partition_key,
     readable_entry,
 )
-from magnetar_jobs.codec import compress, decompress
 
 TRANSACTION_COMMIT = 21
 BATCH_MESSAGES_MAX = 1 << 19
@@ -88,7 +88,8 @@ class Examined:
 
 
 def examine(entry: bytes | memoryview) -> Examined:
-    """Decide what an entry holds. Never raises for what a peer can have sent."""
+    """Decide what an entry holds. Raises NotAllowed for a batch whose codec is not installed here,
+    nothing else for what a peer can have sent."""
     try:
         parsed = parse_entry(entry)
         metadata = parsed.metadata

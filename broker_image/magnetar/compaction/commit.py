@@ -1,7 +1,7 @@
-"""Making a new compacted view visible.
+"""Making a new compacted view visible, whoever has written it: a broker or a Spark job.
 
-Owns: the intent before writing, the one transaction that commits, and what a driver that did not
-commit cleans up. Imports: metadata, storage. Invariants: the view changes in one compare-and-swap
+Owns: the basis that a commit compares, the intent before writing, the one transaction that commits,
+and what a writer that did not commit cleans up. Imports: metadata, storage. Invariants: the view changes in one compare-and-swap
 or not at all; before it no reader can see an output, after it every output is durable; the horizon
 never goes back; a run that gives up removes the intent first, and the outputs only if it was there, so
 that no file is deleted that could still be committed or has been; a crash leaves an intent and
@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
@@ -21,6 +22,7 @@ from magnetar.errors import MagnetarError, StorageError, StoreError, StoreUnavai
 from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
+from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
 from magnetar.storage.manifest import (
     CommitResult,
@@ -28,16 +30,50 @@ from magnetar.storage.manifest import (
     Manifest,
     Outcome,
     Rewrite,
+    SegmentReference,
     commit_manifest,
     load_manifest,
 )
 from magnetar.storage.volumes.volume import Volume
-from magnetar_jobs.execution import Written
-from magnetar_jobs.planning import CompactionPlan
 
 log = structlog.get_logger(__name__)
 
+KIND = "compaction"
+"""Kind of the intents of compactions of topics."""
+INTENT_PREFIX = "compact-"
 INTENT_RUN_LENGTH_MAX = 40
+
+Position = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a compaction of one topic was made from: everything that its commit compares.
+
+    `horizon` is the last position of the input. `listed_logs` and `listed_segments` are those
+    inputs that the bundle's own manifest lists: they must still be listed at the commit.
+    `generation` and `previous_horizon` are those of the view before: 0 and (-1, -1) without one.
+    """
+
+    bundle: BundleName
+    topic: TopicName
+    horizon: Position
+    generation: int
+    previous_horizon: Position
+    trimmed: Position | None
+    manifest_generation: int
+    listed_logs: tuple[tuple[str, int], ...] = ()
+    listed_segments: tuple[str, ...] = ()
+
+
+class WrittenView(Protocol):
+    """A new view as it lies in the volume, not committed yet."""
+
+    @property
+    def segments(self) -> tuple[SegmentReference, ...]: ...
+
+
+W = TypeVar("W", bound=WrittenView)
 
 
 class Conflict(MagnetarError):
@@ -45,16 +81,18 @@ class Conflict(MagnetarError):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Generic[W]):
     """A compaction that readers see now."""
 
     generation: int
-    written: Written
+    written: W
+    manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Commits the compactions of one run."""
+    """Commits the compactions of one run of a job; of a broker, without `job`, of the incarnation
+    `run`."""
 
     store: MetadataStore
     volume: Volume
@@ -62,9 +100,7 @@ class Committer:
     job: str
     run: str
 
-    async def commit(
-        self, plan: CompactionPlan, write: Callable[[str], Awaitable[Written]]
-    ) -> Committed:
+    async def commit(self, plan: Basis, write: Callable[[str], Awaitable[W]]) -> Committed[W]:
         """Register an intent, have `write(intent)` write the new view, commit it. Raises Conflict,
         and whatever `write` raises.
 
@@ -74,7 +110,7 @@ class Committer:
         """
         intent = f"{INTENT_PREFIX}{name_part(self.run)}-{self.clock.random_bits(64):016x}"
         record = IntentRecord(
-            "compaction",
+            KIND,
             str(plan.bundle),
             str(plan.topic),
             self.job,
@@ -85,7 +121,7 @@ class Committer:
             [Compare(keys.intent(intent), "create", "=", 0)],
             [Put(keys.intent(intent), record.encode())],
         )
-        written: Written | None = None
+        written: W | None = None
         try:
             written = await write(intent)
             result = await self._commit(plan, written, intent)
@@ -107,9 +143,9 @@ class Committer:
                 "bundle's manifest came first"
             )
         await self._remove_losers(plan, intent, {segment.object for segment in written.segments})
-        return Committed(plan.generation + 1, written)
+        return Committed(plan.generation + 1, written, result.manifest)
 
-    async def _commit(self, plan: CompactionPlan, written: Written, intent: str) -> CommitResult:
+    async def _commit(self, plan: Basis, written: WrittenView, intent: str) -> CommitResult:
         key = keys.intent(intent)
         compacted = Compacted(plan.generation + 1, plan.horizon, written.segments)
         edit = edit_of(plan, compacted, intent)
@@ -123,7 +159,7 @@ class Committer:
             [Delete(key)],
         )
 
-    async def _newer(self, plan: CompactionPlan, intent: str) -> Manifest | None:
+    async def _newer(self, plan: Basis, intent: str) -> Manifest | None:
         """The manifest, if what the plan was made from has changed in it; None also if nobody
         can tell now."""
         try:
@@ -136,7 +172,7 @@ class Committer:
         )
         return manifest if unchanged is None else None
 
-    async def _abandon(self, plan: CompactionPlan, intent: str) -> None:
+    async def _abandon(self, plan: Basis, intent: str) -> None:
         """The intent first: from then on nobody can commit these files, and only then may they go.
 
         If it is not there a commit of ours may have removed it: the files are the new view, or the
@@ -145,7 +181,7 @@ class Committer:
         if await self.store.delete(keys.intent(intent)):
             await self._remove_losers(plan, intent, set())
 
-    async def _remove_losers(self, plan: CompactionPlan, intent: str, kept: set[str]) -> None:
+    async def _remove_losers(self, plan: Basis, intent: str, kept: set[str]) -> None:
         """Remove outputs of this intent that are not in the view: those of repeated task
         attempts."""
         prefix = names.segment(plan.bundle, intent).removesuffix(".seg")
@@ -155,22 +191,20 @@ class Committer:
                 log.info("compaction.removed", object=name)
 
 
-INTENT_PREFIX = "compact-"
-
-
 def name_part(run: str) -> str:
     """A run id as part of a file name."""
     return re.sub(r"[^A-Za-z0-9]", "-", run)[:INTENT_RUN_LENGTH_MAX]
 
 
 def edit_of(
-    plan: CompactionPlan, compacted: Compacted, intent: str
+    plan: Basis, compacted: Compacted, intent: str
 ) -> Callable[[Manifest], Manifest | None]:
     """The manifest with the new view, or None if what the plan was made from has changed.
 
-    New log files and level-1 segments at the tail are no change. Beyond what every rewrite compares
-    (inputs listed, generation), a compaction declines when the topic was trimmed or deleted, or its
-    bundle split, since the plan was made.
+    New log files and level-1 segments at the tail are no change, nor is trimming of what the view
+    before stands for. Beyond what every rewrite compares (inputs listed, generation), a compaction
+    declines when its topic lost more than that or was deleted, or its bundle split, since the plan
+    was made.
     """
     assert compacted.horizon >= plan.previous_horizon, (compacted.horizon, plan.previous_horizon)
     rewrite = Rewrite(
@@ -184,10 +218,10 @@ def edit_of(
 
     def edit(manifest: Manifest) -> Manifest | None:
         # A bundle that was split has no manifest any more, and generations only grow.
-        if (
-            manifest.generation < plan.manifest_generation
-            or manifest.topic(str(plan.topic)).trimmed != plan.trimmed
-        ):
+        if manifest.generation < plan.manifest_generation:
+            return None
+        trimmed = manifest.topic(str(plan.topic)).trimmed
+        if trimmed != plan.trimmed and (trimmed is None or trimmed > plan.previous_horizon):
             return None
         return rewrite.apply(manifest)
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnetar.compaction.codec import compress, decompress
+from magnetar.compaction.messages import Examined, Kind, Message, examine, examine_single, rewrite
 from magnetar.errors import ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import entry_checksum_ok
 from magnetar.wire.entries import encode_entry, parse_entry
-from magnetar_jobs.codec import compress, decompress
-from magnetar_jobs.messages import Examined, Kind, Message, examine, examine_single, rewrite
 from tests.spark.histories import COMPRESSIONS, History, Sent, visible
 
 

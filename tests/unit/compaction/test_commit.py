@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from magnetar.compaction import commit
+from magnetar.compaction.commit import Basis, Committer, Conflict, edit_of
 from magnetar.errors import StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
@@ -25,24 +28,25 @@ from magnetar.storage.manifest import (
     load_manifest,
 )
 from magnetar.storage.volumes.posix import PosixVolume
-from magnetar_jobs import commit
-from magnetar_jobs.commit import Committer, Conflict, edit_of
-from magnetar_jobs.execution import Written
-from magnetar_jobs.inputs import BEFORE_ALL
-from magnetar_jobs.planning import CompactionPlan
 from tests.support.logs import CLOCK, run_on_volume
 
 BUNDLE = BundleName.parse("a/b/0x00000000_0x40000000")
 TOPIC = TopicName.parse("persistent://a/b/c")
 COMPACTED = Compacted(1, (3, 9), ())
+BEFORE_ALL = (-1, -1)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """What a writer returns."""
+
+    segments: tuple[SegmentReference, ...]
 
 
 def test_a_bundle_that_was_split_under_the_job_is_planned_again() -> None:
     """Its manifest is gone and would begin again, though nothing that the plan reads was listed
     in it; a later one of the same bundle will do."""
-    plan = CompactionPlan(
-        BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=4
-    )
+    plan = Basis(BUNDLE, TOPIC, COMPACTED.horizon, 0, BEFORE_ALL, None, manifest_generation=4)
     edit = edit_of(plan, COMPACTED, "compact-1")
     assert edit(Manifest(str(BUNDLE), 0)) is None
     for generation in (4, 5):
@@ -57,9 +61,7 @@ def test_what_was_committed_is_kept_whatever_fails_behind_it(
 ) -> None:
     """An error on the way back does not say that nothing was committed: outputs go only with an
     intent that is still there."""
-    plan = CompactionPlan(
-        BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=0
-    )
+    plan = Basis(BUNDLE, TOPIC, COMPACTED.horizon, 0, BEFORE_ALL, None, manifest_generation=0)
 
     async def fails(*arguments: Any) -> CommitResult:
         if committed:
@@ -70,10 +72,10 @@ def test_what_was_committed_is_kept_whatever_fails_behind_it(
         store = MemoryStore(CLOCK)
         outputs: list[str] = []
 
-        async def write(intent: str) -> Written:
+        async def write(intent: str) -> Segments:
             outputs.append(names.segment(BUNDLE, f"{intent}-0"))
             await volume.put_if_absent(outputs[0], b"the new view")
-            return Written((SegmentReference(outputs[0], 12, 1, 12, (3, 9), (3, 9), 0),), 1, 1)
+            return Segments((SegmentReference(outputs[0], 12, 1, 12, (3, 9), (3, 9), 0),))
 
         monkeypatch.setattr(commit, "commit_manifest", fails)
         with pytest.raises(StorageError, match="the network is away"):
@@ -111,14 +113,12 @@ def test_a_job_whose_inputs_were_replaced_while_it_read_them_is_planned_again(
 ) -> None:
     """Naive: the file that is missing fails the whole run. If nobody has changed anything, or
     nobody can tell, it is what went wrong."""
-    plan = CompactionPlan(
-        BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=0
-    )
+    plan = Basis(BUNDLE, TOPIC, COMPACTED.horizon, 0, BEFORE_ALL, None, manifest_generation=0)
 
     async def script(volume: PosixVolume) -> None:
         store = MemoryStore(CLOCK)
 
-        async def write(intent: str) -> Written:
+        async def write(intent: str) -> Segments:
             assert await volume.put_if_absent(
                 names.segment(BUNDLE, f"{intent}-0"), b"half of the new view"
             )
