@@ -18,6 +18,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from magnetar.broker.exposition.topics import EXPOSED
 from magnetar.broker.metrics import BrokerMetrics
 from magnetar.coordinator.metrics import CoordinatorMetrics
 from magnetar_operator.metrics import OperatorMetrics
@@ -70,6 +71,15 @@ def broker_metrics() -> list[Exported]:
     return [*_registered(BrokerMetrics().registry), *_read_when_scraped()]
 
 
+def topic_metrics() -> list[Exported]:
+    """Those that name topics and what is attached to them."""
+    return [
+        Exported(family.name, family.type, labels, family.meaning)
+        for labels, families in EXPOSED
+        for family in families
+    ]
+
+
 def coordinator_metrics() -> list[Exported]:
     return list(_registered(CoordinatorMetrics().registry))
 
@@ -78,7 +88,12 @@ def coordinator_metrics() -> list[Exported]:
 def names() -> frozenset[str]:
     """Every name that a query may use."""
     found = set(FOREIGN)
-    for metric in (*operator_metrics(), *broker_metrics(), *coordinator_metrics()):
+    for metric in (
+        *operator_metrics(),
+        *broker_metrics(),
+        *topic_metrics(),
+        *coordinator_metrics(),
+    ):
         suffixes = ("_bucket", "_sum", "_count") if metric.type == "histogram" else ("",)
         found |= {metric.name + suffix for suffix in suffixes}
     return frozenset(found)
@@ -105,6 +120,20 @@ def alerts() -> list[dict[str, str]]:
     return loaded
 
 
+_TOPICS = (
+    "## Topics and subscriptions",
+    "",
+    "Brokers answer them with their other metrics. `exposeTopicLevelMetricsInPrometheus: 0` "
+    "([settings](settings.md)) names no topic.",
+    "At most `metrics_objects_max` objects are named: the first topics that fit with their "
+    "subscriptions. The next scrape has the same ones,",
+    "unless topics come or go. A scrape takes time by the number of topics and subscriptions, in "
+    "turns of a few milliseconds, and a message costs",
+    "nothing for it.",
+    "",
+)
+
+
 def document() -> str:
     """docs/metrics.md."""
     lines = [
@@ -116,11 +145,12 @@ def document() -> str:
         "etcds on their port `health`. The chart's",
         "PodMonitors (`metrics.podMonitor`) add the labels `magnetar_component` (operator, broker, "
         "coordinator, etcd) and `magnetar_cluster`,",
-        "by which alerts and dashboards go. Labels have closed sets of values: no metric is "
-        "labelled with topics, clients or names of",
-        "objects, but for the operator's that tell of one BrokerCluster (`cluster`: "
-        "namespace/name). Names of controller-runtime and",
-        "client-go mean what they mean there, so that existing dashboards work.",
+        "by which alerts and dashboards go. Labels have closed sets of values, with two "
+        "exceptions: the operator's that tell of one",
+        "BrokerCluster (`cluster`: namespace/name), and those of [topics](#topics-and-subscriptions), "
+        "whose number is limited.",
+        "Names of controller-runtime and client-go mean what they mean there, so that existing "
+        "dashboards work.",
         "",
         "## Operator",
         "",
@@ -128,6 +158,8 @@ def document() -> str:
         "## Brokers",
         "",
         *_table(broker_metrics()),
+        *_TOPICS,
+        *_table(topic_metrics()),
         "## Transaction coordinators",
         "",
         *_table(coordinator_metrics()),

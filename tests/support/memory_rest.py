@@ -5,6 +5,7 @@ Owns: `MemoryPort`. Imports: names, errors.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from magnetar.broker.administration.topics import ListMode
@@ -47,8 +48,8 @@ class MemoryPort:
     def live(self) -> bool:
         return True
 
-    def metrics(self) -> bytes:
-        return b"magnetar_messages_in_total 1.0\n"
+    async def metrics(self) -> AsyncIterator[bytes]:
+        yield b"magnetar_messages_in_total 1.0\n"
 
     def damage(self) -> list[dict[str, Any]]:
         self._fail()

@@ -1,7 +1,7 @@
 """Settings and limits of a broker.
 
 Owns: every named limit and interval of the server, with its unit, default and bounds. Imports:
-balance.settings, errors, bounded, storage.log.blocks. Invariant: the largest message that may be
+balance.settings, errors, bounded, metrics_settings, storage.log.blocks. Invariant: the largest message that may be
 allowed fits into a block of the log, whatever the names of its topic and producer.
 """
 
@@ -15,6 +15,7 @@ from magnetar.balance.settings import BALANCE, Settings
 from magnetar.balance.settings import FIELDS as BALANCE_FIELDS
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.bounded import bounded, check_bounds, environment_values, variable
+from magnetar.hosting.metrics_settings import MetricsSettings
 from magnetar.storage.log.blocks import BLOCK_BODY_BYTES_MAX
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -24,7 +25,7 @@ is refused alone, the rest with its connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSettings:
+class BrokerSettings(MetricsSettings):
     """Each can be set by environment as MAGNETAR_<NAME>."""
 
     max_message_bytes: int = bounded(

@@ -6,11 +6,13 @@ site. Invariant: whether this broker is alive or ready is answered at any time.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from magnetar import __version__
 from magnetar.broker.administration.site import Site
 from magnetar.broker.commands.lookups import addresses_of
+from magnetar.broker.exposition.scrapes import Scrapes
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata.records import (
     INTERNAL_LISTENER,
@@ -25,7 +27,7 @@ class Health:
     """The broker itself."""
 
     def __init__(self, site: Site) -> None:
-        self._site = site
+        self._site, self._scrapes = site, Scrapes()
 
     def ready(self) -> bool:
         broker = self._site.process.broker
@@ -35,10 +37,16 @@ class Health:
         """The answer itself proves that the event loop makes progress."""
         return True
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> AsyncIterator[bytes]:
+        """In Prometheus' text format, a piece at a time."""
         broker, coordinator = self._site.process.broker, self._site.process.coordinator
-        own = broker.metrics.exposition() if broker is not None else b""
-        return own + coordinator.exposition() if coordinator is not None else own
+        yield broker.metrics.exposition() if broker is not None else b""
+        if broker is not None and broker.ready:
+            context, served = broker.context, broker.ownership.owned
+            async for piece in self._scrapes.pieces(served, context.settings, context.clock):
+                yield piece
+        if coordinator is not None:
+            yield coordinator.exposition()
 
     def version(self) -> str:
         return __version__

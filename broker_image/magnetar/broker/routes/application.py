@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Query, Response
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from magnetar import __version__
 from magnetar.broker.administration.administration import BrokerAdministration
@@ -97,7 +97,7 @@ def _add_probes(application: FastAPI, admin: BrokerAdministration) -> None:
     @application.get("/metrics/", include_in_schema=False)
     async def metrics() -> Response:
         """Return all metrics in Prometheus' text format."""
-        return Response(admin.health.metrics(), media_type=PROMETHEUS_TYPE)
+        return StreamingResponse(admin.health.metrics(), media_type=PROMETHEUS_TYPE)
 
     @application.get("/magnetar/v1/status", tags=["broker"])
     async def status() -> dict[str, Any]:

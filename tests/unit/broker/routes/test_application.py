@@ -96,7 +96,7 @@ async def test_metrics_version_clusters_and_status(port: MemoryPort) -> None:
     for path in ("/metrics", "/metrics/"):
         answer = await ask(port, "GET", path)
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert answer.content == port.metrics()
+        assert answer.content == b"".join([piece async for piece in port.metrics()])
     assert (await ask(port, "GET", "/admin/v2/brokers/version")).text == "1.2.3"
     assert (await ask(port, "GET", "/admin/v2/clusters")).json() == ["standalone"]
     assert (await ask(port, "GET", "/magnetar/v1/status")).json() == {"leader": "broker-0.1"}
