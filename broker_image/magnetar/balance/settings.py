@@ -1,7 +1,7 @@
 """Settings of load balancing, by Pulsar's names.
 
 Owns: every setting of the balancer: Pulsar's name, default and bounds (docs/load-balancing.md says
-what each does); the planner's own begin with `planner`. Imports: errors. Pure. Invariant: a value
+what each does); the planner's own begin with `planner`, those of load analytics with `load`. Imports: errors. Pure. Invariant: a value
 that is out of bounds is refused with a sentence that names the setting; nothing is clamped
 silently.
 """
@@ -141,6 +141,12 @@ class Settings:
     repeat_change: float = _setting(0.2, "plannerRepeatChange", 0, 100)
     message_bytes: float = _setting(4096, "plannerMessageBytes", 1, 1 << 30)
     bundle_cost: float = _setting(2.0, "plannerBundleCost", 0.001, _MANY)
+    # load analytics
+    advice: bool = _setting(True, "loadAnalyticsAdviceEnabled")
+    history_sample_s: float = _setting(60, "loadHistorySampleSeconds", 0, 3600)
+    history_write_s: float = _setting(300, "loadHistoryWriteSeconds", 0.1, 3600)
+    history_days: float = _setting(14, "loadHistoryDays", 0.001, 3650)
+    history_mib_max: float = _setting(256, "loadHistoryMebibytesMax", 1, _MANY)
 
     @property
     def split_interval_s(self) -> float:

@@ -117,6 +117,13 @@ class BalanceMetrics:
             registry=registry,
         )
 
+        self.samples = Counter(
+            "magnetar_load_history_samples",
+            "Samples of load: written into storage, or dropped because storage took none",
+            ["outcome"],
+            registry=registry,
+        )
+
     def forget(self) -> None:
         """Another broker leads, or load is not balanced."""
         self.imbalance.set(0)

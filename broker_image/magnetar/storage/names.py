@@ -7,6 +7,10 @@ sorted names are in order.
 
 from __future__ import annotations
 
+import re
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
 from magnetar.names import BundleName
 
 CLAIMS = "claims"
@@ -16,6 +20,8 @@ MANIFESTS = "manifests"
 SEGMENTS = "segments"
 BACKUPS = "backups"
 DECISIONS = "decisions"
+LOAD_HISTORY = "load-history"
+LOAD_REPORTS = "load-reports"
 COORDINATORS = "coordinators"
 STORAGE_ID = "cluster/storage-id"
 RESTORE = "cluster/restore"
@@ -183,3 +189,56 @@ def decision_place(name: str) -> tuple[int, int] | None:
     if not name.startswith(f"{DECISIONS}/") or len(parts) != 3 or not all(map(str.isdigit, parts)):
         return None
     return int(parts[0]), int(parts[2])
+
+
+class LoadHistoryPlace(NamedTuple):
+    """Samples of one broker's load: when the first and the last were taken, bytes."""
+
+    from_ms: int
+    to_ms: int
+    size: int
+    broker: str
+
+
+def load_history(place: LoadHistoryPlace) -> str:
+    """The object of a few samples; sorted names are in order of time."""
+    begin, end, size, broker = place
+    return f"{LOAD_HISTORY}/{begin:015d}-{end:015d}-{size:08d}-{broker}.jsonl.gz"
+
+
+def load_history_place(name: str) -> LoadHistoryPlace | None:
+    """What such a name says, or None if `name` is not one."""
+    found = _LOAD_HISTORY.fullmatch(name)
+    if found is None:
+        return None
+    begin, end, size, broker = found.groups()
+    return LoadHistoryPlace(int(begin), int(end), int(size), broker)
+
+
+class LoadReportPlace(NamedTuple):
+    """A report of load analytics: when it was made, bytes, and by which job."""
+
+    at_ms: int
+    size: int
+    job: str
+
+    @property
+    def identifier(self) -> str:
+        """The name without its directory and ending."""
+        return f"{self.at_ms:015d}-{self.size:08d}-{quote(self.job, safe='')}"
+
+
+def load_report(place: LoadReportPlace) -> str:
+    return f"{LOAD_REPORTS}/{place.identifier}.html"
+
+
+def load_report_place(name: str) -> LoadReportPlace | None:
+    """What such a name says, or None if `name` is not one."""
+    found = _LOAD_REPORT.fullmatch(name)
+    if found is None:
+        return None
+    return LoadReportPlace(int(found[1]), int(found[2]), unquote(found[3]))
+
+
+_LOAD_HISTORY = re.compile(rf"{LOAD_HISTORY}/(\d{{15}})-(\d{{15}})-(\d{{8,12}})-([^/]+)\.jsonl\.gz")
+_LOAD_REPORT = re.compile(rf"{LOAD_REPORTS}/(\d{{15}})-(\d{{8,12}})-([^/]+)\.html")

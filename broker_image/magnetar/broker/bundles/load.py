@@ -16,6 +16,7 @@ import structlog
 
 from magnetar.balance.load import REPORT_BYTES_MAX, LoadReport, report_due
 from magnetar.broker.bundles.balancing.decisions import DecisionLog
+from magnetar.broker.bundles.balancing.history import LoadHistory
 from magnetar.broker.bundles.balancing.merging import LoadMerger
 from magnetar.broker.bundles.balancing.sampling import LoadSampler
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
@@ -40,9 +41,10 @@ class LoadReporter:
         sampler: LoadSampler,
         settings: BalanceSettings,
         lease: Callable[[], int],
+        history: LoadHistory,
     ) -> None:
         self._context, self._views, self._sampler = context, views, sampler
-        self._settings, self._lease = settings, lease
+        self._settings, self._lease, self._history = settings, lease, history
         self._written: LoadReport | None = None
 
     async def run(self) -> None:
@@ -51,7 +53,10 @@ class LoadReporter:
         while True:
             look_s = self._settings.current.look_ms / 1000
             await asyncio.sleep(look_s * clock.uniform(0.9, 1.1))
-            await self._publish(await self._sampler.sample(self._settings.current))
+            report = await self._sampler.sample(self._settings.current)
+            await self._publish(report)
+            with self._context.metrics.surprises.contained("load history"):
+                await self._history.observe(report, self._settings.current)
 
     async def _publish(self, report: LoadReport) -> None:
         incarnation = self._context.incarnation
@@ -88,7 +93,8 @@ def load_work(
         context, ownership.owned, ownership.reports, usage, ownership.recent_moves
     )
     settings, sight = ownership.balance, ownership.assigner.placer.sight
-    reporter = LoadReporter(context, views, sampler, settings, lease)
+    history = LoadHistory(context, ownership.owned, sampler)
+    reporter = LoadReporter(context, views, sampler, settings, lease, history)
     decisions = DecisionLog(context)
     merger = LoadMerger(context, sight, sampler, settings, ownership.merge, decisions)
     splitter = LoadSplitter(context, sight, sampler, settings, ownership.split, merger, decisions)

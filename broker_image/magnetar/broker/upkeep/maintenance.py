@@ -1,7 +1,8 @@
 """What a broker does for its storage beside serving.
 
-Owns: the periodic round: checkpoints by age, manifest compaction, garbage collection, copies of the
-metadata store, inquiries about transactions that are open for long. Imports: siblings. Invariants:
+Owns: the periodic round: checkpoints by age, manifest compaction, garbage collection (of the
+history of load, too), copies of the metadata store, inquiries about transactions that are open for
+long. Imports: siblings. Invariants:
 nothing here is needed to serve: what fails is logged and tried again in the next round; one part
 runs at a time.
 """
@@ -18,6 +19,7 @@ from magnetar.broker.context import BrokerContext
 from magnetar.broker.upkeep.backups import MetadataBackups
 from magnetar.broker.upkeep.garbage_collection import GarbageCollector
 from magnetar.broker.upkeep.inquiring import Inquiries
+from magnetar.broker.upkeep.load_history_collection import LoadHistoryCollector
 from magnetar.broker.upkeep.manifest_compaction import ManifestCompactor
 from magnetar.errors import Fenced, MagnetarError
 from magnetar.hosting.views import ClusterViews
@@ -43,6 +45,7 @@ class Maintenance:
         self.manifest_compactor = ManifestCompactor(context)
         self.backups = MetadataBackups(context)
         self.inquiries = Inquiries(context, ownership)
+        self.load_history = LoadHistoryCollector(context, lambda: ownership.balance.current)
         self._chains: dict[str, tuple[LogPosition, int, float]] = {}
 
     async def run(self) -> None:
@@ -68,6 +71,7 @@ class Maintenance:
             await self._quietly("files of the dead", self.garbage_collector.collect_dead)
             await self._quietly("objects", self.garbage_collector.collect_objects)
             await self._quietly("backup of the metadata store", self.backups.keep_up)
+            await self._quietly("history of load", self.load_history.collect)
         self.garbage_collector.forget_unmet()
 
     async def _quietly(self, what: str, work: Callable[..., object], *arguments: str) -> None:

@@ -16,40 +16,11 @@ from magnetar.broker.administration.site import Site
 from magnetar.broker.bundles.balancing import balancer, decisions
 from magnetar.broker.bundles.balancing.decisions import KEPT_MS, DecisionLog
 from magnetar.broker.context import BrokerContext
-from magnetar.errors import StorageError
 from magnetar.hosting.computing import ComputeThread, inline
 from magnetar.names import BundleName
 from tests.support.balanced_pair import Stage, play
 from tests.support.rest import Process
-
-
-class Shelf:
-    """A volume in memory."""
-
-    def __init__(self) -> None:
-        self.stored: dict[str, bytes] = {}
-        self.broken = False
-
-    def _check(self) -> None:
-        if self.broken:
-            raise StorageError("broken")
-
-    async def put_if_absent(self, name: str, data: bytes) -> bool:
-        self._check()
-        return self.stored.setdefault(name, data) is data
-
-    async def list(self, prefix: str) -> list[str]:
-        self._check()
-        return [name for name in self.stored if name.startswith(prefix)]
-
-    async def remove(self, name: str) -> bool:
-        return self.stored.pop(name, None) is not None
-
-    async def exists(self, name: str) -> bool:
-        return name in self.stored
-
-    async def read(self, name: str) -> bytes:
-        return self.stored[name]
+from tests.support.shelf import Shelf
 
 
 def _log(shelf: Shelf, now_ms: int) -> DecisionLog:
