@@ -27,6 +27,7 @@ from dev.soak.run_directory import parser_of, run_in_directory
 from dev.testbed.cluster import Cluster, wait_for
 from dev.testbed.spark_pods import DRIVER, EXECUTOR_MEMORY_MIB, Pods, Process
 from magnetar.clock import SystemClock
+from magnetar.compaction.commit import INTENT_PREFIX
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
 from magnetar.metadata.store import MetadataStore
@@ -35,7 +36,6 @@ from magnetar.storage.manifest import Manifest, load_manifest
 from magnetar.storage.names import SEGMENTS
 from magnetar.storage.volumes.opening import volume_at
 from magnetar_jobs.cluster import bundle_of_topic
-from magnetar_jobs.commit import INTENT_PREFIX
 from magnetar_jobs.run_record import SUCCEEDED
 from magnetar_jobs.store_places import StorePlace, open_store
 
