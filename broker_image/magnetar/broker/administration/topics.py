@@ -86,8 +86,8 @@ class Topics:
             raise TopicNotFound(f"Topic {topic} not found; there is nothing to delete")
         if not force:
             _check_unused(host)
-        await host.bundle.delete_topic(topic)
-        if with_schema:
+        await host.bundle.delete_topic(topic, keep_schema=not with_schema)
+        if with_schema and not topic.persistent:  # it has no entry to go with
             await self._site.broker.service.schemas.erase_with_topic(topic)
 
     async def delete_partitions(

@@ -246,9 +246,10 @@ class OwnedBundle:
         await self._registry.add(self, name)
         return host
 
-    async def delete_topic(self, name: TopicName) -> None:
+    async def delete_topic(self, name: TopicName, *, keep_schema: bool = False) -> None:
         """Delete a topic, durably; its clients are disconnected and may create it again. Entries on
-        their way to storage are answered first. Raises ServiceNotReady, StorageError."""
+        their way to storage are answered first. Its schema goes with its entry in the registry.
+        Raises ServiceNotReady, StorageError."""
         if not name.persistent:
             await self.non_persistent.delete(name)
             return
@@ -263,7 +264,7 @@ class OwnedBundle:
         )
         self.append(encoded, lambda _place: self._deleted(host))
         await self.context.log.barrier()
-        await self._registry.remove(self, name)
+        await self._registry.remove(self, name, keep_schema=keep_schema)
 
     def _deleted(self, host: TopicHost) -> None:
         self.topics.pop(str(host.name), None)

@@ -52,11 +52,16 @@ lists leave it out."""
 
 class Wish(enum.Enum):
     """The wanted state of an entry. A new topic needs its namespace; a topic in a log gets its
-    entry without one."""
+    entry without one. A topic that goes takes its schema with it, but for one that goes alone."""
 
     GONE = "gone"
+    GONE_ALONE = "gone alone"
     THERE = "there"
     BORN = "born"
+
+    @property
+    def present(self) -> bool:
+        return self in (Wish.THERE, Wish.BORN)
 
 
 class TopicRegistry:
@@ -92,7 +97,7 @@ class TopicRegistry:
         return self._shown[str(namespace)] if shown else len(self._present.get(str(namespace), ()))
 
     def coming(self) -> Iterator[TopicName]:
-        return (name for name, (_, wish) in self._wanted.items() if wish is not Wish.GONE)
+        return (name for name, (_, wish) in self._wanted.items() if wish.present)
 
     @property
     def writes_under_way(self) -> int:
@@ -210,9 +215,12 @@ class TopicRegistry:
                 "create it first"
             )
 
-    async def remove(self, owned: ServedBundle, name: TopicName) -> None:
-        """A topic of a bundle served here was deleted."""
-        await self._want(owned, name, Wish.GONE)
+    async def remove(
+        self, owned: ServedBundle, name: TopicName, *, keep_schema: bool = False
+    ) -> None:
+        """A topic of a bundle served here was deleted, and its schema with it unless that is kept.
+        A partition's schema is that of its topic, and stays."""
+        await self._want(owned, name, Wish.GONE_ALONE if keep_schema else Wish.GONE)
 
     def forget(self, owned: ServedBundle, name: TopicName) -> None:
         """As `remove`, without waiting."""
@@ -319,19 +327,22 @@ class TopicRegistry:
             return True  # the new owner checks all of its entries
         key = keys.partitioned_topic(name)
         namespace = keys.namespace(name.namespace_name)
-        present = wish is not Wish.GONE
+        present = wish.present
         guard = Compare(keys.bundle(owned.name), "mod", "=", viewed.mod_revision)
+        changes: list[Operation] = [change_mark(name.namespace_name)]
         if present:
-            compare: Compare = Compare(key, "create", "=", 0)
-            change: Operation = Put(key, PLAIN_TOPIC)
+            compare = Compare(key, "create", "=", 0)
+            changes.append(Put(key, PLAIN_TOPIC))
         else:
-            compare, change = Compare(key, "value", "=", PLAIN_TOPIC), Delete(key)
+            compare = Compare(key, "value", "=", PLAIN_TOPIC)
+            changes.append(Delete(key))
+            if wish is Wish.GONE and name.partition < 0:
+                # Together: the next topic of this name must not be given a version that goes.
+                changes.append(Delete(keys.schemas_of(name), prefix=True))
         # Whether the namespace is marked need not be compared: its deletion finds whatever is
         # entered before its record goes.
         there = (Compare(namespace, "create", ">", 0),) if wish is Wish.BORN else ()
-        result = await self._context.store.transact(
-            [guard, compare, *there], [change, change_mark(name.namespace_name)]
-        )
+        result = await self._context.store.transact([guard, compare, *there], changes)
         if result.succeeded:
             self.observe(name, PLAIN_TOPIC if present else None, result.revision)
             return True

@@ -18,7 +18,6 @@ import structlog
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import ServedTopic
-from magnetar.broker.schemas import SchemaRegistry
 from magnetar.broker.topics.publish_times import first_published_at, publish_ms_of
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
@@ -203,7 +202,6 @@ async def delete_unused(topic: TopicHost, now_ms: int) -> None:
             return
         log.info("topic.inactive", topic=str(topic.name), seconds=unused_ms // 1000)
         await topic.bundle.delete_topic(topic.name)
-        await SchemaRegistry(topic.context).erase_with_topic(topic.name)
 
 
 async def expire_subscriptions(topic: TopicHost, now_ms: int) -> None:

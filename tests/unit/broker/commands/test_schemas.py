@@ -17,6 +17,7 @@ from magnetar.broker.upkeep.expiry import delete_unused
 from magnetar.errors import StoreUnavailable, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
+from magnetar.metadata.store import Delete
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import Policies
 from magnetar.schemas.types import Schema, SchemaType, version_bytes
@@ -320,6 +321,49 @@ async def test_an_unused_topic_takes_its_schema_along_and_a_partition_does_not(
         assert (await rest.get(f"{SCHEMAS}/p/schema"))["version"] == 0
         made = await peer.produce(1, schema=LONG)
         assert made.schema_version == version_bytes(0)
+
+
+async def test_a_version_given_as_its_topic_goes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer makes the topic again at once. Naive: the schema goes in a second step, with the
+    version that the new topic's messages carry."""
+    store = MemoryStore(CLOCK)
+    async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce(1, schema=STRING)
+        await peer.ask("close_producer", producer_id=1)
+        registry, topic = broker.service.schemas, TopicName.parse(TOPIC)
+        original, given = store.transact, list[int]()
+
+        async def overtaken(compares: Any, operations: Any) -> Any:
+            done = await original(compares, operations)
+            if Delete(keys.partitioned_topic(topic)) in operations:
+                schema = Schema(SchemaType.STRING, b"")
+                given.append(await registry.register(topic, schema, Policies()))
+            return done
+
+        monkeypatch.setattr(store, "transact", overtaken)
+        host = await broker.service.open_topic(topic, create=False)
+        for later in (1, 2):
+            await delete_unused(host, CLOCK.wall_ms() + later * 3_600_000)
+        assert given == [0]
+        assert [found.version for found in (await registry.history(topic)).live] == [0]
+    await store.close()
+
+
+async def test_a_topic_deleted_by_hand_keeps_its_schema_if_asked_to(tmp_path: Path) -> None:
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await peer.lookup()
+        await peer.produce(1, schema=STRING)
+        await peer.ask("close_producer", producer_id=1)
+        await rest("DELETE", f"{TOPICS}/t?deleteSchema=false")
+        assert (await rest.get(f"{SCHEMAS}/t/schema"))["version"] == 0
+        await peer.lookup()
+        await peer.produce(2, schema=STRING)
+        await peer.ask("close_producer", producer_id=2)
+        await rest("DELETE", f"{TOPICS}/t")
+        await rest("GET", f"{SCHEMAS}/t/schema", status=404)
 
 
 async def test_a_namespace_takes_its_schemas_along(tmp_path: Path) -> None:
