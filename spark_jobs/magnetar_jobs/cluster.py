@@ -28,7 +28,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord
 from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.topic_entries import partition_count
-from magnetar.names import BundleName, TopicName, bundle_of
+from magnetar.names import BundleName, NamespaceName, TopicName, bundle_of
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.inputs import BEFORE_ALL, Position
 from magnetar_jobs.planning import holdings_of
@@ -63,6 +63,21 @@ async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicNam
     ] or [topic]
 
 
+async def topics_of(store: MetadataStore, namespace: NamespaceName) -> list[TopicName]:
+    """The persistent topics of a namespace; partitions in use are their topic's. Raises
+    TopicNotFound if it has none."""
+    prefix = keys.partitioned_topics_in(namespace)
+    names = set()
+    for item in (await store.range(prefix)).items:
+        domain, _, local = item.key.removeprefix(prefix).partition("/")
+        name = TopicName.parse(f"{domain}://{namespace}/{local}")
+        if name.persistent:
+            names.add(name.base)
+    if not names:
+        raise TopicNotFound(f"namespace {namespace} has no persistent topics to read")
+    return sorted(names, key=str)
+
+
 async def bundle_of_topic(store: MetadataStore, topic: TopicName) -> BundleName:
     """The bundle whose manifest lists the topic. Raises NamespaceNotFound."""
     item = await store.get(keys.namespace(topic.namespace_name))
@@ -89,9 +104,12 @@ async def owner_of(store: MetadataStore, bundle: BundleName) -> IncarnationRecor
     return IncarnationRecord.decode(live.value) if live is not None else None
 
 
-def roll_log(http_url: str, topic: TopicName, token_file: str = "") -> Position:
+def roll_log(
+    http_url: str, topic: TopicName, token_file: str = "", *, rewrite: bool = True
+) -> Position:
     """Ask the owner at `http_url` to seal what it has acknowledged of `topic`; the last position
-    that is then in sealed, listed files.
+    that is then in sealed, listed files. Without `rewrite` it does not rewrite what transactions
+    have published.
 
     Raises ServiceNotReady if it does not answer or no longer owns the topic: ask the new owner.
     Raises TopicNotFound, and InvalidRequest for any other refusal: asking again would end the same
@@ -99,7 +117,7 @@ def roll_log(http_url: str, topic: TopicName, token_file: str = "") -> Position:
     """
     url = (
         f"{http_url.rstrip('/')}/admin/v2/{topic.domain}/{quote(topic.tenant, safe='')}/{quote(topic.namespace, safe='')}"
-        f"/{quote(topic.local, safe='')}/roll"
+        f"/{quote(topic.local, safe='')}/roll{'' if rewrite else '?rewrite=false'}"
     )
     unreachable = f"is the broker reachable from here?{OR_WHAT_IS_SEALED}"
     try:
@@ -135,15 +153,18 @@ async def roll_owner(
     topic: TopicName,
     broker_url: str = "",
     token_file: str = "",
+    *,
+    rewrite: bool = True,
 ) -> Position:
     """Have everything acknowledged so far put into sealed files; its last position.
 
     A bundle without an owner has nothing else once its whole chain is sealed: until then it is on
-    its way to another broker. Raises as `roll_log`, and ServiceNotReady if it does not get there.
+    its way to another broker. `rewrite` and errors as `roll_log`; ServiceNotReady too if it does
+    not get there.
     """
     for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
         try:
-            return await _roll_once(store, volume, topic, broker_url, token_file)
+            return await _roll_once(store, volume, topic, broker_url, token_file, rewrite)
         except ServiceNotReady as error:
             if attempt == ROLL_ATTEMPTS_MAX:
                 raise
@@ -153,7 +174,12 @@ async def roll_owner(
 
 
 async def _roll_once(
-    store: MetadataStore, volume: Volume, topic: TopicName, broker_url: str, token_file: str
+    store: MetadataStore,
+    volume: Volume,
+    topic: TopicName,
+    broker_url: str,
+    token_file: str,
+    rewrite: bool,
 ) -> Position:
     bundle = await bundle_of_topic(store, topic)
     owner = await owner_of(store, bundle)
@@ -165,7 +191,9 @@ async def _roll_once(
                 f"one has acknowledged, is not sealed; start a broker{OR_WHAT_IS_SEALED}"
             )
         return BEFORE_ALL
-    position = await asyncio.to_thread(roll_log, broker_url or owner.http_url, topic, token_file)
+    position = await asyncio.to_thread(
+        roll_log, broker_url or owner.http_url, topic, token_file, rewrite=rewrite
+    )
     log.info("job.rolled", topic=str(topic), position=shown(position))
     return position
 

@@ -2,7 +2,7 @@
 
 Owns: `Steps`, the watermark of a partition by position, and `timelines_of`, which reads the control
 records of topics from their bundle's checkpoint and the log since. Imports: metadata records,
-storage formats, watermarks, planning. Invariants: a step depends on control records behind its
+storage formats, watermarks, planning, sealed_logs. Invariants: a step depends on control records behind its
 entry and those before only; a watermark never goes back along a partition; only sealed files are
 read, in the order in which they were written and up to the first that is not sealed.
 """
@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, LogPosition, LogRange
+from magnetar.metadata.records import BundleRecord
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName
 from magnetar.storage.checkpoint import read_checkpoint
-from magnetar.storage.log.format import ReleaseRecord, TopicOperation, TopicRecord
-from magnetar.storage.log.recovery import scan
-from magnetar.storage.log.seals import read_seal
+from magnetar.storage.log.format import TopicOperation, TopicRecord
 from magnetar.storage.log.watermark_format import WatermarkRecord
 from magnetar.storage.volumes.volume import Volume
 from magnetar.watermarks.records import Snapshot
@@ -30,6 +28,7 @@ from magnetar.watermarks.standing import Standing
 from magnetar.watermarks.timeline import Timeline
 from magnetar_jobs.inputs import Position
 from magnetar_jobs.planning import unless_collected
+from magnetar_jobs.sealed_logs import SealedChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,40 +145,7 @@ async def _timelines_once(
             state = checkpoint.topics.get(topic)
             if state is not None and state.watermarks is not None:
                 replay.begin(topic, state.watermarks)
-    for term, part in zip(record.epochs, record.chain, strict=True):
-        end, whole = await _sealed_end(volume, part)
-        if end > part.start:
-            await _read(volume, bundle, replay, term, LogRange(part.incarnation, part.start, end))
-        if not whole:
-            break
+    chain = await SealedChain.of(volume, record)
+    async for found in chain.records(volume, bundle):
+        replay.apply(found)
     return replay.timelines
-
-
-async def _sealed_end(volume: Volume, part: LogRange) -> tuple[LogPosition, bool]:
-    """Up to where a range lies in sealed files, one after another, and whether that is all of
-    it."""
-    number, reached = part.start.file, part.start
-    while part.end is None or number <= part.end.file:
-        if part.end is not None and part.end <= LogPosition(number, 0):
-            break
-        length = await read_seal(volume, part.incarnation, number)
-        if length is None:
-            return reached, False
-        if part.end is not None and number == part.end.file:
-            return part.end, True
-        reached = max(reached, LogPosition(number, length))
-        number += 1
-    return reached, True
-
-
-async def _read(
-    volume: Volume, bundle: BundleName, replay: _Replay, term: int, part: LogRange
-) -> None:
-    """Up to the RELEASE of the term: its later records there are void."""
-    assert part.end is not None
-    async for _, record, _ in scan(volume, part.incarnation, part.start, part.end, (term,)):
-        if isinstance(record, ReleaseRecord):
-            if BundleName.parse(record.bundle).includes(bundle):
-                return
-        else:
-            replay.apply(record)

@@ -14,8 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from magnetar.clock import SystemClock
-from magnetar.errors import InvalidRequest, ServiceNotReady, TopicNotFound
-from magnetar.metadata import keys
+from magnetar.errors import InvalidRequest, ServiceNotReady
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.storage.log.index import LevelZeroIndex
@@ -26,6 +25,7 @@ from magnetar_jobs.cluster import (
     partitions_of,
     roll_owner,
     shown,
+    topics_of,
     until_reached,
 )
 from magnetar_jobs.event_watermarks import Steps, steps_of, timelines_of, together
@@ -72,7 +72,7 @@ class TopicPlanner:
         options = self._options
         names = [TopicName.parse(topic) for topic in options.topics]
         if options.namespace:
-            names = await self._topics_of(NamespaceName.parse(options.namespace))
+            names = await topics_of(self.store, NamespaceName.parse(options.namespace))
         found = [partition for name in names for partition in await partitions_of(self.store, name)]
         partitions = sorted(dict.fromkeys(found), key=str)
         unknown = options.named_partitions() - {str(partition) for partition in partitions}
@@ -87,19 +87,6 @@ class TopicPlanner:
                 "read; give positions as JSON by partition"
             )
         return partitions
-
-    async def _topics_of(self, namespace: NamespaceName) -> list[TopicName]:
-        """Its persistent topics; partitions in use are their topic's."""
-        prefix = keys.partitioned_topics_in(namespace)
-        names = set()
-        for item in (await self.store.range(prefix)).items:
-            domain, _, local = item.key.removeprefix(prefix).partition("/")
-            name = TopicName.parse(f"{domain}://{namespace}/{local}")
-            if name.persistent:
-                names.add(name.base)
-        if not names:
-            raise TopicNotFound(f"namespace {namespace} has no persistent topics to read")
-        return sorted(names, key=str)
 
     async def roll(self, partitions: list[TopicName]) -> dict[TopicName, Position]:
         """Have their brokers seal what they have acknowledged; the last positions of that. Raises

@@ -7,8 +7,10 @@ how often each step is drawn. Imports: the brokers of the tests, their transacti
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.topics.topic_host import TopicHost
@@ -30,7 +32,9 @@ class Course:
     """Steps against a model: `wanted` are the partition's entries, the first `trimmed` of which
     are gone."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, settings: Mapping[str, Any] = QUICK) -> None:
+        """`settings` of its brokers, as they differ from those of other tests."""
+        self._settings = settings
         self.directory, self.random, self.store = directory, random.Random(seed), MemoryStore(CLOCK)
         self.wanted: list[bytes] = []
         self.open: dict[TxnId, list[bytes]] = {}
@@ -42,7 +46,7 @@ class Course:
     async def begin(self) -> None:
         self.stack = AsyncExitStack()
         self.broker = await self.stack.enter_async_context(
-            running_broker(self.directory, store=self.store, **QUICK)
+            running_broker(self.directory, store=self.store, **self._settings)
         )
         self.peer = await self.stack.enter_async_context(open_peer(self.broker))
         await self.peer.lookup()

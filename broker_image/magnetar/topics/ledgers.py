@@ -1,6 +1,7 @@
 """The ledgers of one topic, and the numbering of its entries.
 
-Owns: `Position`, `LedgerTable` and the map between positions and ordinals. Imports: errors. Pure.
+Owns: `Position`, its text in properties of topics, `LedgerTable` and the map between positions and
+ordinals. Imports: errors. Pure.
 Invariants: ledger ids strictly increase; entries of a ledger are numbered 0, 1, 2, ... without
 gaps; an entry's ordinal (its place in the topic, an int) never changes while the table lives;
 ordinals live in memory only: the wire and the log carry positions; what was dropped from the front
@@ -27,6 +28,20 @@ class Position(NamedTuple):
 
 EARLIEST = Position(-1, -1)
 LATEST = Position((1 << 63) - 1, (1 << 63) - 1)
+TERMINATED, TRIMMED = "terminated", "trimmed"
+"""Properties with a position `ledger:entry`: the last entry there will ever be, and the last one
+that was dropped."""
+
+
+def position_text(position: Position) -> str:
+    """A position as properties hold it."""
+    return f"{position.ledger}:{position.entry}"
+
+
+def position_of_text(text: str) -> Position:
+    """What `position_text` has written."""
+    ledger, _, entry = text.partition(":")
+    return Position(int(ledger), int(entry))
 
 
 class LedgerTable:

@@ -27,7 +27,14 @@ from magnetar.topics.cursor import Cursor
 from magnetar.topics.deduplication import Deduplication
 from magnetar.topics.dispatch.base import DispatchLimits
 from magnetar.topics.ledger_ids import LedgerIds, sidecar_ledger
-from magnetar.topics.ledgers import EARLIEST, LedgerTable, Position
+from magnetar.topics.ledgers import (
+    EARLIEST,
+    TERMINATED,
+    TRIMMED,
+    LedgerTable,
+    Position,
+    position_of_text,
+)
 from magnetar.topics.producers import ProducerRegistry
 from magnetar.topics.retention import Ages
 from magnetar.topics.sent_chunks import SentChunk, SentChunks
@@ -39,20 +46,6 @@ DEDUPLICATION = "deduplication"
 tested."""
 RESERVED_SUBSCRIPTION = "pulsar.dedup"
 RESERVED_SUBSCRIPTION_PREFIX = "pulsar.repl"
-TERMINATED, TRIMMED = "terminated", "trimmed"
-"""Properties with a position `ledger:entry`: the last entry there will ever be, and the last one
-that was dropped."""
-
-
-def position_text(position: Position) -> str:
-    """A position as properties hold it."""
-    return f"{position.ledger}:{position.entry}"
-
-
-def position_of_text(text: str) -> Position:
-    """What `position_text` has written."""
-    ledger, _, entry = text.partition(":")
-    return Position(int(ledger), int(entry))
 
 
 def check_subscription_name(name: str) -> None:

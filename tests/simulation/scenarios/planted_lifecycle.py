@@ -20,9 +20,9 @@ from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep import expiry as topic_life
 from magnetar.topics.dispatch.base import ChunkTrait
 from magnetar.topics.dispatch.chunks import ChunkAssignments
+from magnetar.topics.ledgers import TERMINATED
 from magnetar.topics.quota import WITHIN, Verdict
 from magnetar.topics.retention import Ages
-from magnetar.topics.topic import TERMINATED
 from tests.simulation.scenarios import lifecycle
 from tests.simulation.scenarios.planted import planting
 

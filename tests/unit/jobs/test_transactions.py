@@ -18,10 +18,8 @@ from magnetar.storage.manifest import Manifest, commit_manifest
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.transactions.ids import TxnId
 from magnetar_jobs import cluster, compact
-from magnetar_jobs.bounds import Bounds
-from magnetar_jobs.inputs import Group, read_group
-from magnetar_jobs.planning import CompactionPlan, plan_topic
 from tests.support.brokers import TOPIC, open_peer, running_broker
+from tests.support.planned_topics import plan_of, planned
 from tests.support.published_topics import QUICK
 from tests.support.rest import Process
 from tests.support.transacting import ended, send_in
@@ -30,37 +28,6 @@ from tests.support.transactional_course import STEPS, Course
 NAME = TopicName.parse(TOPIC)
 YOUNG = {**QUICK, "rewrite_age_s": 3600.0, "rewrite_garbage_share": 1.0}
 """Nothing is rewritten for its age, and only what is all dead for what is dead in it."""
-
-
-def contents(directory: Path, groups: tuple[Group, ...]) -> list[tuple[tuple[int, int], bytes]]:
-    """(ledger, entry) and bytes of everything in groups, in the order in which it is read."""
-    found = []
-    for group in groups:
-        for rows in read_group(directory, TOPIC, group, Bounds()):
-            places = zip(rows.ledgers.tolist(), rows.entries.tolist(), strict=True)
-            found += [(place, bytes(rows.entry_bytes(row))) for row, place in enumerate(places)]
-    return found
-
-
-async def plan_of(broker: Broker) -> CompactionPlan:
-    """The plan that a job would make now."""
-    bundle = await broker.ownership.bundle_of(NAME)
-    return await plan_topic(broker.context.store, broker.context.volume, bundle, NAME)
-
-
-async def planned(broker: Broker, directory: Path) -> int:
-    """Plan, and compare its input with the topic as readers see it: nothing is missing up to its
-    horizon. How many entries that is."""
-    plan = await plan_of(broker)
-    ledgers = (await broker.service.open_topic(NAME, create=False)).core.ledgers
-    wanted = [
-        tuple(ledgers.position(ordinal))
-        for ordinal in range(ledgers.first, ledgers.ordinal_after(plan.horizon))
-    ]
-    found = [place for place, _ in await asyncio.to_thread(contents, directory, plan.groups)]
-    # those before it were trimmed
-    assert [place for place in found if place > ledgers.position_before(ledgers.first)] == wanted
-    return len(wanted)
 
 
 async def rounds(broker: Broker, count: int = 3) -> None:

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from magnetar.topics.ledger_ids import LedgerIds, ledger_of
-from magnetar.topics.ledgers import EARLIEST, LATEST, Position
+from magnetar.topics.ledgers import EARLIEST, LATEST, TRIMMED, Position, position_text
 from magnetar.topics.state import TopicState
-from magnetar.topics.topic import TRIMMED, Topic, position_text
+from magnetar.topics.topic import Topic
 
 NAME = "persistent://public/default/t"
 STEPS = st.lists(

@@ -247,8 +247,8 @@ class Topics:
 
         await self._site.on_each(topic, act, "DELETE", "/truncate")
 
-    async def roll(self, topic: TopicName) -> tuple[int, int]:
-        return await self._site.broker.service.roll(topic)
+    async def roll(self, topic: TopicName, *, rewrite: bool = True) -> tuple[int, int]:
+        return await self._site.broker.service.roll(topic, rewrite=rewrite)
 
     async def compaction_status(self, topic: TopicName) -> dict[str, Any]:
         """Whether a compacted view is there; what runs is known to the job that runs."""

@@ -303,17 +303,20 @@ class BrokerService:
             default=0.0,
         )
 
-    async def roll(self, topic: TopicName) -> tuple[int, int]:
+    async def roll(self, topic: TopicName, *, rewrite: bool = True) -> tuple[int, int]:
         """Make everything acknowledged so far readable from manifest-listed files; the topic's last
         position before that.
 
         What transactions have published follows before long: the next round of maintenance rewrites
-        it, however young.
+        it, however young. Without `rewrite` it does not, for a job that rewrites it itself, and what
+        jobs have committed so far is served from now on.
         """
         host = await self.open_topic(topic, create=False)
         last, end = host.core.last_confirmed, host.core.ledgers.end
         await self._ownership.checkpointer.cover(str(host.bundle.name))
-        if host.transactions is not None:
+        if not rewrite:
+            await host.bundle.catalog.refresh()
+        elif host.transactions is not None:
             # A later roll may have finished first.
             host.transactions.wanted_below = max(end, host.transactions.wanted_below)
         return last.ledger, last.entry

@@ -18,7 +18,8 @@ from magnetar.hosting.settings import BrokerSettings
 from magnetar.storage.log.format import EntriesRecord
 from magnetar.storage.log.places import RecordPlace
 from magnetar.storage.transactions.topic_format import TransactionRecord
-from magnetar.topics.topic import TRIMMED, Topic, position_of_text
+from magnetar.topics.ledgers import TRIMMED, position_of_text
+from magnetar.topics.topic import Topic
 from magnetar.transactions.participant_records import (
     Abort,
     Append,

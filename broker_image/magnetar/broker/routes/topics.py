@@ -191,10 +191,10 @@ def _add_work(router: APIRouter, admin: BrokerAdministration) -> None:
         await admin.topics.unload_topic(topic, destination)
 
     @router.post(f"{TOPIC}/roll")
-    async def roll(topic: Topic) -> dict[str, Any]:
+    async def roll(topic: Topic, rewrite: bool = True) -> dict[str, Any]:
         """Make everything acknowledged so far readable from sealed files, for jobs; the last id
-        among it."""
-        ledger, entry = await admin.topics.roll(topic)
+        among it. `rewrite=false`: what transactions have published is not rewritten for it."""
+        ledger, entry = await admin.topics.roll(topic, rewrite=rewrite)
         return {"position": {"ledgerId": ledger, "entryId": entry}}
 
     @router.post(f"{TOPIC}/terminate")

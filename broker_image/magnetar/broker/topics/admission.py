@@ -22,9 +22,9 @@ from magnetar.topics.deduplication import (
     DeduplicationLimits,
     Verdict,
 )
-from magnetar.topics.ledgers import Position
+from magnetar.topics.ledgers import TERMINATED, Position
 from magnetar.topics.sent_chunks import SentChunk, SentChunks
-from magnetar.topics.topic import DEDUPLICATION, TERMINATED
+from magnetar.topics.topic import DEDUPLICATION
 from magnetar.wire import commands
 from magnetar.wire.entries import parse_metadata
 

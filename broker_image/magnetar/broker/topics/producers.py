@@ -27,9 +27,9 @@ from magnetar.errors import (
 )
 from magnetar.policies import REFUSE
 from magnetar.topics.deduplication import NOTHING
+from magnetar.topics.ledgers import TERMINATED
 from magnetar.topics.producers import Grant, Producer
 from magnetar.topics.quota import WITHIN, Verdict, judge
-from magnetar.topics.topic import TERMINATED
 
 if TYPE_CHECKING:
     from magnetar.broker.topics.admission import Admission

@@ -33,9 +33,9 @@ from magnetar.policies import Policies
 from magnetar.storage.log.format import TopicOperation, encode_entries, encode_topic
 from magnetar.storage.log.places import RecordPlace
 from magnetar.topics.dispatch.base import DispatchLimits
-from magnetar.topics.ledgers import Position
+from magnetar.topics.ledgers import TERMINATED, TRIMMED, Position, position_text
 from magnetar.topics.state import TopicState
-from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
+from magnetar.topics.topic import Topic
 from magnetar.watermarks.replay import controls_of
 
 if TYPE_CHECKING:

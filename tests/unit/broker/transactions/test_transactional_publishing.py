@@ -15,7 +15,7 @@ from magnetar.hosting.settings import ENTRY_HEAD_BYTES_MAX
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar.names import TopicName, sidecar_of
-from magnetar.topics.topic import TERMINATED
+from magnetar.topics.ledgers import TERMINATED
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests

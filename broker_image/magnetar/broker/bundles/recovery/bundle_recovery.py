@@ -50,10 +50,10 @@ from magnetar.storage.names import log_file
 from magnetar.storage.transactions.topic_format import TransactionRecord
 from magnetar.storage.turns import Turns
 from magnetar.topics.ledger_ids import LedgerIds
-from magnetar.topics.ledgers import Position
+from magnetar.topics.ledgers import TRIMMED, Position
 from magnetar.topics.sent_chunks import SentChunk
 from magnetar.topics.state import CursorDelta, CursorState, TopicState
-from magnetar.topics.topic import TRIMMED, Topic
+from magnetar.topics.topic import Topic
 from magnetar.transactions.participant_records import Append
 from magnetar.watermarks.replay import TopicWatermarks
 
