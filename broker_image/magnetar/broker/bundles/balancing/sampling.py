@@ -153,7 +153,7 @@ class LoadSampler:
             topics += 1
             producers += len(topic.core.producers)
             consumers += sum(len(found.core.consumers) for found in topic.subscriptions.values())
-        await turns.after(1 + topics)
+            await turns.after(1 + len(topic.subscriptions))
         return BundleLoad(name, seen.history or _IDLE, topics, producers, consumers)
 
     async def _hot(self, name: str, owned: SampledBundle, turns: Turns) -> tuple[TopicLoad, ...]:

@@ -19,6 +19,7 @@ from magnetar.balance.load import (
 )
 from magnetar.balance.settings import Settings
 from magnetar.broker.bundles.balancing.reports import FORMER_MAX
+from magnetar.broker.bundles.balancing.sampling import WORK_PER_TURN_MAX
 from magnetar.broker.bundles.load import LoadReporter, _encoded
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StoreUnavailable
@@ -208,3 +209,20 @@ async def test_two_brokers_read_each_others_reports(tmp_path: Path) -> None:
                 == {"first", "second"}
             )
         )
+
+
+async def test_a_bundle_of_many_topics_is_sampled_in_turns() -> None:
+    """Nobody waits for all of them. Naive: the loop pauses between bundles alone."""
+    stage, turns = Stage(), 0
+    stage.serve(NAME, *(f"persistent://public/default/many-{number}" for number in range(2000)))
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await stage.sampler.sample(Settings())
+    beside.cancel()
+    assert turns >= 2000 // WORK_PER_TURN_MAX
