@@ -4,8 +4,10 @@ is what it gets, and refusals are its own."""
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pulsar
 import pytest
@@ -506,3 +508,40 @@ def test_a_cluster_without_coordinators_says_so_and_a_standalone_server_is_its_o
         assert site.admin.lines(command) == [f"0    {site.service_url}"]
     else:
         assert "transactionCoordinatorEnabled" in site.admin.refused(command)
+
+
+def test_schemas(site: Site, namespace: str, tmp_path: Path) -> None:
+    """Uploaded, read by version, refused where it does not fit, deleted; the strategies and
+    whether schemas are enforced, of namespaces and topics."""
+    admin, topic = site.admin, f"persistent://{namespace}/typed"
+
+    def definition(*fields: dict[str, object]) -> Path:
+        avro = {"type": "record", "name": "Price", "fields": list(fields)}
+        path = tmp_path / "schema.json"
+        path.write_text(json.dumps({"type": "AVRO", "schema": json.dumps(avro), "properties": {}}))
+        return path
+
+    cents = {"name": "cents", "type": "int"}
+    unit = {"name": "unit", "type": "string"}
+    admin(f"topics create {topic}")
+    assert "not found" in admin.refused(f"schemas get {topic}").lower()
+    admin(f"schemas upload {topic} -f {definition(cents)}")
+    latest = admin.json(f"schemas get {topic}")
+    assert (latest["version"], latest["schemaInfo"]["type"]) == (0, "AVRO")
+    assert latest["schemaInfo"]["schema"]["fields"] == [cents]
+    assert admin(f"namespaces get-schema-compatibility-strategy {namespace}") == "UNDEFINED"
+    refused = admin.refused(f"schemas upload {topic} -f {definition(cents, unit)}")
+    assert "not compatible under FULL" in refused
+    admin(f"namespaces set-schema-compatibility-strategy {namespace} -c ALWAYS_COMPATIBLE")
+    stored = admin(f"namespaces get-schema-compatibility-strategy {namespace}")
+    assert stored == "ALWAYS_COMPATIBLE"
+    admin(f"schemas upload {topic} -f {definition(cents, unit)}")
+    assert admin.json(f"schemas get {topic}")["version"] == 1
+    first = admin.json(f"schemas get {topic} --version 0")
+    assert first["schema"]["fields"] == [cents]
+    admin(f"namespaces set-schema-validation-enforce {namespace} --enable")
+    assert admin(f"namespaces get-schema-validation-enforce {namespace}") == "true"
+    admin(f"schemas delete {topic}")
+    assert "not found" in admin.refused(f"schemas get {topic}").lower()
+    admin(f"schemas upload {topic} -f {definition(unit)}")
+    assert admin.json(f"schemas get {topic}")["version"] == 3
