@@ -37,9 +37,8 @@ SEGMENT_BYTES_MAX = 64 << 20
 
 PART_COLUMNS = ("task", "segment", *Part._fields)
 _TEXTS = ("topic", "incarnation", "name", "object")
-PARTS_ARROW = pa.schema(
-    [(column, pa.string() if column in _TEXTS else pa.int64()) for column in PART_COLUMNS]
-)
+_ARROW = {**dict.fromkeys(_TEXTS, pa.string()), "task": pa.int32()}
+PARTS_ARROW = pa.schema([(column, _ARROW.get(column, pa.int64())) for column in PART_COLUMNS])
 SEGMENT_COLUMNS = (
     "topic",
     "object",

@@ -423,6 +423,42 @@ async def test_a_script_is_waited_for_and_then_run(scene: Scene, cluster_etcd: E
         assert "magnetar_jobs.script" in driver["spec"]["containers"][0]["args"]
 
 
+async def test_a_log_compaction_waits_for_its_namespace_and_names_topic_or_namespace(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """The API server refuses both, neither, and a name that is no topic's; the job waits for what
+    does not exist, and its driver gets the name. Its counts are in the history."""
+
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        spec = {"clusterRef": {"name": "main"}, "type": "TransactionLogCompaction"}
+        for whose, refusal in (
+            (None, "type TransactionLogCompaction needs"),
+            ({}, "write either topic or namespace"),
+            ({"topic": TOPIC, "namespace": "public/default"}, "write either topic or namespace"),
+            ({"topic": "non-persistent://a/b/c"}, "write persistent://tenant/namespace/topic"),
+        ):
+            fields = {} if whose is None else {"transactionLogCompaction": whose}
+            with pytest.raises(AssertionError, match=refusal):
+                scene.create("DataJob", "prices", {**spec, **fields})
+        named = {"transactionLogCompaction": {"namespace": "public/default"}}
+        scene.create("DataJob", "prices", {**spec, **named})
+        said = await jobs.says("NamespaceNotFound")
+        assert said.startswith("namespace public/default does not exist")
+        assert jobs.driver() is None
+        await brokers.enter(TOPIC)
+        driver = await until("the driver", jobs.driver)
+        arguments = driver["spec"]["containers"][0]["args"]
+        assert arguments[2:5] == ["magnetar_jobs.transaction_log", "--namespace", "public/default"]
+        done = JobRunRecord("transaction-log", "succeeded", 1, 2, {"files": 3})
+        run = str(jobs.status()["run"])
+        await brokers.store.put(keys.job_run(f"{scene.namespace}/prices", run), done.encode())
+        jobs.end(driver, {"exitCode": 0, "reason": "Completed"})
+        await until("Succeeded", lambda: jobs.history() == [("once", "Succeeded")])
+        assert jobs.status()["history"][0]["result"] == {"files": "3"}
+
+
 async def test_attempts_are_repeated_by_the_kind_of_their_failure(
     scene: Scene, cluster_etcd: EtcdProcess, clock: SetClock
 ) -> None:

@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dev.server_process import ServerProcess
 from magnetar.client import Client
+from tests.spark.commands import TIMEOUT_S, magnetar
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 300.0
 TOPIC = "persistent://public/default/by-hand"
-
-
-def magnetar(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = [str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs", ".")]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MAGNETAR_")}
-    environment = {
-        **own,
-        "PYTHONPATH": ":".join(path),
-        "MAGNETAR_URL": server.http_url,
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "magnetar", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
 
 
 async def publish(server: ServerProcess, generations: int, keys: int) -> None:

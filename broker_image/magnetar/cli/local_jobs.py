@@ -22,17 +22,38 @@ import typer
 
 from magnetar.cli.access import Access
 from magnetar.cli.failures import USAGE, CommandFailed, WrongUsage
-from magnetar.cli.names import topic_of
+from magnetar.cli.names import namespace_of, topic_of
 from magnetar.cli.screen import Screen
 from magnetar.cli.session import Session, connected, group
 from magnetar.clock import SystemClock
 
-DRIVERS = {"compaction": "magnetar_jobs.compact"}
+DRIVERS = {
+    "compaction": "magnetar_jobs.compact",
+    "transaction-log": "magnetar_jobs.transaction_log",
+}
 LAST_LINES = 5
 STOP_S = 20.0
 Update = Callable[[Mapping[str, Any]], None]
 
 run = group("Run a job on this machine, without Kubernetes.")
+
+
+Master = Annotated[
+    str, typer.Option("--master", help="Where Spark works: local[N] = N threads of this machine.")
+]
+VolumeOption = Annotated[
+    str,
+    typer.Option(
+        "--volume", envvar="MAGNETAR_VOLUME", help="The cluster's storage; default: as it says."
+    ),
+]
+Store = Annotated[
+    str, typer.Option("--store", help="etcd://host:port of the cluster; default: through --url.")
+]
+StoreTls = Annotated[
+    str, typer.Option("--store-tls", help="Directory with ca.crt, tls.crt, tls.key for etcd.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show what the driver and Spark log.")]
 
 
 @run.command()
@@ -42,45 +63,69 @@ def compaction(
     topic: Annotated[
         str, typer.Argument(help="One topic; a partitioned one is all of its partitions.")
     ],
-    master: Annotated[
-        str,
-        typer.Option("--master", help="Where Spark works: local[N] = N threads of this machine."),
-    ] = "local[2]",
-    volume: Annotated[
-        str,
-        typer.Option(
-            "--volume", envvar="MAGNETAR_VOLUME", help="The cluster's storage; default: as it says."
-        ),
-    ] = "",
-    store: Annotated[
-        str,
-        typer.Option("--store", help="etcd://host:port of the cluster; default: through --url."),
-    ] = "",
-    store_tls: Annotated[
-        str, typer.Option("--store-tls", help="Directory with ca.crt, tls.crt, tls.key for etcd.")
-    ] = "",
+    master: Master = "local[2]",
+    volume: VolumeOption = "",
+    store: Store = "",
+    store_tls: StoreTls = "",
     retain_keyless: Annotated[
         bool, typer.Option("--retain-keyless", help="Keep messages without a key.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the driver and Spark log.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Keep the latest message per key of a topic, for consumers that read compacted."""
+    arguments = [
+        *("--topic", str(topic_of(topic))),
+        *place_arguments(session, master, volume, store, store_tls),
+        *(["--retain-keyless"] if retain_keyless else []),
+    ]
+    result = driven("compaction", arguments, session, verbose=verbose)
+    session.screen.show(result, lambda: _show_compaction(session.screen, result))
+
+
+@run.command("transaction-log-compaction")
+@connected
+def transaction_log_compaction(
+    session: Session,
+    topic: Annotated[
+        str, typer.Argument(help="One topic; a partitioned one is all of its partitions.")
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option("--namespace", help="tenant/namespace instead: all its topics.")
+    ] = "",
+    master: Master = "local[2]",
+    volume: VolumeOption = "",
+    store: Store = "",
+    store_tls: StoreTls = "",
+    verbose: Verbose = False,
+) -> None:
+    """Write what transactions have committed in the order of commits, and drop what was aborted."""
+    if bool(topic) == bool(namespace):
+        raise WrongUsage("give a topic, or --namespace: one of the two")
+    whose = (
+        ["--topic", str(topic_of(topic))]
+        if topic
+        else ["--namespace", str(namespace_of(namespace))]
+    )
+    arguments = [*whose, *place_arguments(session, master, volume, store, store_tls)]
+    result = driven("transaction-log", arguments, session, verbose=verbose)
+    session.screen.show(result, lambda: _show_log_compaction(session.screen, result))
+
+
+def place_arguments(
+    session: Session, master: str, volume: str, store: str, store_tls: str
+) -> list[str]:
+    """What every driver is given: where storage and metadata are, and its run's name. Raises
+    WrongUsage."""
     found = volume or str(session.rest.get("/magnetar/v1/status").get("volume") or "")
     if not found:
         raise WrongUsage("the cluster does not say where its storage is", "give --volume")
-    arguments = [
-        "--topic", str(topic_of(topic)),
+    return [
         "--volume", found,
         "--job", "command-line",
         "--run", f"{SystemClock().wall_ms()}-{os.getpid()}",
         "--master", master,
         *(["--store", store, "--store-tls", store_tls] if store else ["--broker-url", session.rest.urls[0]]),
-        *(["--retain-keyless"] if retain_keyless else []),
     ]  # fmt: skip
-    result = driven("compaction", arguments, session, verbose=verbose)
-    session.screen.show(result, lambda: _show_compaction(session.screen, result))
 
 
 def _show_compaction(screen: Screen, result: Mapping[str, Any]) -> None:
@@ -96,6 +141,25 @@ def _show_compaction(screen: Screen, result: Mapping[str, Any]) -> None:
                 ("bytes read", result["bytes_in"]),
                 ("bytes written", result["bytes_out"]),
                 ("up to", result["horizon"]),
+            ]
+        )
+    if result.get("message"):
+        screen.note(str(result["message"]))
+
+
+def _show_log_compaction(screen: Screen, result: Mapping[str, Any]) -> None:
+    if not result["bundles"]:
+        screen.line("nothing new: no sealed log file has anything that can move")
+    else:
+        screen.facts(
+            [
+                ("topics", result["topics"]),
+                ("log files taken off", result["files"]),
+                ("entries written", result["entries_out"]),
+                ("segments", result["segments"]),
+                ("bytes read", result["bytes_in"]),
+                ("bytes written", result["bytes_out"]),
+                ("bytes dropped", result["bytes_void"]),
             ]
         )
     if result.get("message"):

@@ -191,12 +191,20 @@ def _run_job(session: Session, resource: DataJob) -> str:
     if not _is_standalone(status):
         return "skipped (its driver is a pod that only Kubernetes makes: kubectl apply)"
     run, compaction = str(resource.spec.run_request or "once"), resource.spec.compaction
-    if compaction is None:
+    logs = resource.spec.transaction_log_compaction
+    place = [
+        "--broker-url", session.rest.urls[0],
+        "--volume", status["volume"], "--job", f"default/{resource.metadata.name}", "--run", run,
+    ]  # fmt: skip
+    if resource.spec.type == "TransactionLogCompaction" and logs is not None:
+        whose = ["--topic", logs.topic] if logs.topic else ["--namespace", logs.namespace or ""]
+        done = driven("transaction-log", [*whose, *place], session)
+        return f"completed (run {run}: {done['files']} log files, {done['entries_out']} entries)"
+    if resource.spec.type != "Compaction" or compaction is None:
         return "skipped (the script is in a ConfigMap, which only Kubernetes has: kubectl apply)"
     arguments = [
-        "--topic", compaction.topic, "--broker-url", session.rest.urls[0],
-        "--volume", status["volume"], "--job", f"default/{resource.metadata.name}", "--run", run,
+        *("--topic", compaction.topic, *place),
         *(["--retain-keyless"] if compaction.retain_keyless else []),
-    ]  # fmt: skip
+    ]
     result = driven("compaction", arguments, session)
     return f"completed (run {run}: {result['keys']} keys of {result['messages_in']} messages)"

@@ -1,7 +1,7 @@
 """`DataJob`: a Spark job over the messages of a cluster.
 
 Owns: its fields, defaults, limits and rules. Imports: resources.base, resources.cron,
-magnetar.names. Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the
+resources.log_compaction, magnetar.names. Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the
 cluster's claim; what a user may override is what the fields say, and the service account is not
 among it.
 """
@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from magnetar.errors import InvalidRequest, InvalidTopicName
-from magnetar.names import NAME_LENGTH_MAX, PART_PATTERN, TopicName
+from magnetar.errors import InvalidRequest
+from magnetar.names import NAME_LENGTH_MAX
 from magnetar.resources import base
 from magnetar.resources.base import (
     CONDITIONS,
@@ -26,12 +26,12 @@ from magnetar.resources.base import (
     StatusModel,
 )
 from magnetar.resources.cron import CronSchedule, time_zone
+from magnetar.resources.log_compaction import TOPIC_PATTERN, TransactionLogCompaction, is_topic
 from magnetar.resources.pod_template import ATOMIC, JobPodTemplate
 
 EXECUTORS_MAX = 100
 HISTORY_MAX = 50
 SCHEDULE_PATTERN = r"^\s*(@[a-z]+|\S+(\s+\S+){4})\s*$"
-TOPIC_PATTERN = f"^(persistent://)?{PART_PATTERN}/{PART_PATTERN}/.+$"
 DEFAULT_RUN = "once"
 
 
@@ -41,13 +41,6 @@ class SameNamespaceCluster(Model):
     name: str = Field(min_length=1, max_length=253, description="Name of the BrokerCluster.")
 
 
-def _is_persistent_topic(compaction: Compaction) -> bool:
-    try:
-        return TopicName.parse(compaction.topic).persistent
-    except InvalidTopicName:
-        return False
-
-
 class Compaction(Model):
     """Topic compaction: keep the latest message of every key."""
 
@@ -55,10 +48,7 @@ class Compaction(Model):
         Rule(
             f"self.topic.matches('{TOPIC_PATTERN}')",
             "compaction.topic: write persistent://tenant/namespace/topic",
-            lambda compaction: (
-                re.fullmatch(TOPIC_PATTERN, compaction.topic) is not None
-                and _is_persistent_topic(compaction)
-            ),
+            lambda compaction: is_topic(compaction.topic),
         ),
     )
 
@@ -208,18 +198,30 @@ class DataJobSpec(Model):
             "type PySpark needs pySpark.configMap",
             lambda spec: spec.type != "PySpark" or spec.py_spark is not None,
         ),
+        Rule(
+            "self.type != 'TransactionLogCompaction' || has(self.transactionLogCompaction)",
+            "type TransactionLogCompaction needs transactionLogCompaction.topic or .namespace",
+            lambda spec: (
+                spec.type != "TransactionLogCompaction"
+                or spec.transaction_log_compaction is not None
+            ),
+        ),
     )
 
     cluster_ref: SameNamespaceCluster = Field(
         description="The cluster whose messages the job reads."
     )
-    type: Literal["Compaction", "PySpark"] = Field(
+    type: Literal["Compaction", "PySpark", "TransactionLogCompaction"] = Field(
         default="Compaction", description="What the job does."
     )
     compaction: Compaction | None = Field(
         default=None, description="For type Compaction: what to compact."
     )
     py_spark: PySpark | None = Field(default=None, description="For type PySpark: what to run.")
+    transaction_log_compaction: TransactionLogCompaction | None = Field(
+        default=None,
+        description="For type TransactionLogCompaction: whose transaction logs to compact.",
+    )
     run_request: str = Field(
         default=DEFAULT_RUN,
         pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",

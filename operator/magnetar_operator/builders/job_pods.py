@@ -224,6 +224,12 @@ def _add_script(pod: Manifest, job: DataJob) -> None:
 
 def _driver_arguments(job: DataJob, cluster: BrokerCluster, run: str) -> list[str]:
     script, compaction = job.spec.py_spark, job.spec.compaction
+    if job.spec.type == "TransactionLogCompaction":
+        logs = job.spec.transaction_log_compaction
+        assert logs is not None, "the model's rules admit no such job without topic or namespace"
+        whose = ["--topic", logs.topic] if logs.topic else ["--namespace", logs.namespace or ""]
+        shared = _shared_arguments(job, cluster, run)
+        return ["python3", "-m", "magnetar_jobs.transaction_log", *whose, *shared]
     if job.spec.type == "PySpark":
         assert script is not None, "the model's rules admit no such job without a script"
         return [

@@ -17,7 +17,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import JobProgressRecord, JobRunRecord
 from magnetar.metadata.store import Delete, MetadataStore
 from magnetar.metadata.topic_entries import partition_count
-from magnetar.names import TopicName
+from magnetar.names import NamespaceName, TopicName
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.data_job import DataJob, JobProgress, Run
 from magnetar_operator.conditions import Problem, Reason, timestamp, wall_ms_of
@@ -178,16 +178,30 @@ async def _obstacle(world: World, reader: MetadataStore, job: DataJob) -> Proble
     StoreError, KubernetesError."""
     if job.spec.type == "PySpark":
         return await _script_problem(world, job)
-    assert job.spec.compaction is not None, (
-        "the model's rules admit no compaction job without a topic"
-    )
+    topic, namespace = _source(job)
+    if namespace and await reader.get(keys.namespace(NamespaceName.parse(namespace))) is None:
+        missing = f"namespace {namespace} does not exist in this cluster"
+        return Problem(
+            Reason.NAMESPACE_MISSING, f"{missing}; correct the name, or create the namespace first"
+        )
+    if not topic:
+        return None
     try:
-        await partition_count(reader, TopicName.parse(job.spec.compaction.topic))
+        await partition_count(reader, TopicName.parse(topic))
     except NamespaceNotFound as error:
         return Problem(Reason.NAMESPACE_MISSING, str(error))
     except TopicNotFound as error:
         return Problem(Reason.TOPIC_MISSING, str(error))
     return None
+
+
+def _source(job: DataJob) -> tuple[str, str]:
+    """The topic whose messages a job works on, or the namespace; "" for the other one."""
+    logs, compaction = job.spec.transaction_log_compaction, job.spec.compaction
+    if job.spec.type == "TransactionLogCompaction" and logs is not None:
+        return logs.topic or "", logs.namespace or ""
+    assert compaction is not None, "the model's rules admit no such job without a topic"
+    return compaction.topic, ""
 
 
 async def _script_problem(world: World, job: DataJob) -> Problem | None:

@@ -32,6 +32,9 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.etcd.external",
     "spec.compaction",
     "spec.pySpark",
+    "spec.transactionLogCompaction",
+    "spec.transactionLogCompaction.topic",
+    "spec.transactionLogCompaction.namespace",
     # absent: once; however late; as long as the history, or as it takes
     "spec.schedule",
     "spec.startingDeadlineSeconds",

@@ -294,6 +294,21 @@ def test_the_driver_gets_the_command_line_that_the_job_parses() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "whose", [{"topic": "persistent://a/b/c"}, {"namespace": "a/b"}], ids=["topic", "namespace"]
+)
+def test_a_log_compaction_gets_the_command_line_that_it_parses(whose: dict[str, str]) -> None:
+    transaction_log = pytest.importorskip("magnetar_jobs.transaction_log")
+    resource = job(type="TransactionLogCompaction", compaction=None, transactionLogCompaction=whose)
+    driver, _ = job_pods_of(resource)
+    arguments = driver["spec"]["containers"][0]["args"]
+    assert arguments[:3] == ["python3", "-m", "magnetar_jobs.transaction_log"]
+    parsed = transaction_log.parse_arguments(arguments[3:])
+    assert (parsed.topic, parsed.namespace) == (whose.get("topic"), whose.get("namespace"))
+    assert (parsed.job, parsed.run, parsed.executors) == ("shop/prices", "once-01234567", 1)
+
+
+@pytest.mark.slow
 def test_a_script_is_mounted_into_its_driver_alone_and_gets_its_arguments() -> None:
     """The command line is one of `magnetar_jobs.script`'s own parser."""
     script = pytest.importorskip("magnetar_jobs.script")
