@@ -65,6 +65,9 @@ _ROWS: dict[tuple[Right, int], str] = {
         GET /magnetar/v1/balance/history
         GET /magnetar/v1/balance/decisions/{decision}
         GET /magnetar/v1/balance/plan
+        GET /magnetar/v1/load-analytics
+        GET /magnetar/v1/load-analytics/reports
+        GET /magnetar/v1/load-analytics/reports/{report}
         GET /magnetar/v1/transactions
         POST /magnetar/v1/transactions/abort
         GET /magnetar/v1/transactions/{most}/{least}

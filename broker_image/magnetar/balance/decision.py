@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from magnetar.balance.advice import LoadAdvice
 from magnetar.balance.cluster import Cluster, Memory, Move, Outcome
 from magnetar.balance.filters import Policies, Situation
 from magnetar.balance.placement import place
@@ -36,7 +37,8 @@ SHED, PLACE, SPLIT, MERGE = "shed", "place", "split", "merge"
 @dataclass(frozen=True, slots=True)
 class Request(Record):
     """One question to the balancer. `bundle` is the one to place. `settings` are by Pulsar's
-    names; what is left out has its default."""
+    names; what is left out has its default. `advice` is what load analytics says of the bundles
+    that are decided about."""
 
     kind: str
     cluster: Cluster
@@ -45,10 +47,13 @@ class Request(Record):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     bundle: str = ""
+    advice: LoadAdvice | None = None
+
+    SCHEMA = 3
 
     def situation(self) -> Situation:
         settings = Settings.read(self.settings)
-        return Situation(self.cluster, self.memory, self.policies, settings, self.seed)
+        return Situation(self.cluster, self.memory, self.policies, settings, self.seed, self.advice)
 
 
 def _placed(request: Request) -> Outcome:

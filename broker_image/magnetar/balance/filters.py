@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from magnetar.balance.advice import LoadAdvice
 from magnetar.balance.cluster import Bundle, Cluster, Memory, pick
 from magnetar.balance.load import Rates
 from magnetar.balance.settings import Settings
@@ -71,13 +72,14 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Everything that one decision reads; `seed` is its chance."""
+    """Everything that one decision reads; `seed` is its chance, `advice` that of load analytics."""
 
     cluster: Cluster
     memory: Memory = field(default_factory=Memory)
     policies: Policies = field(default_factory=Policies)
     settings: Settings = field(default_factory=Settings)
     seed: int = 0
+    advice: LoadAdvice | None = None
 
     def usage(self, broker: str) -> float:
         """Weighted maximum usage, 0 without a fresh report."""

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from magnetar.balance.cluster import ARRIVAL_MS, NOTES_MAX, Bundle, Move, Moved, Outcome
+from magnetar.balance.advice import LoadAdvice
+from magnetar.balance.cluster import ARRIVAL_MS, NOTES_MAX, Bundle, Cluster, Move, Moved, Outcome
 from magnetar.balance.filters import Situation, allowed, candidates
 from magnetar.balance.load import Rates
 from magnetar.balance.rebalance import LEAVING, ORPHAN, Problem, rebalance
@@ -44,15 +45,17 @@ def cost(rates: Rates, settings: Settings) -> float:
 def loads(situation: Situation) -> list[float]:
     """The load of every bundle, in the order of `cluster.bundles`.
 
-    A bundle that no report names has the load with which it moved lately; else it gets an equal
-    share of what its broker's report has beyond the bundles that it names, those that have left
-    since included.
+    A bundle that no report names has the load with which it moved lately; else what load analytics
+    knows as its usual one; else it gets an equal share of what its broker's report has beyond the
+    bundles that it names, those that have left since included.
     """
     cluster, settings = situation.cluster, situation.settings
     lately_ms = cluster.now_ms - ARRIVAL_MS
     moved = {name: at.load for name, at in situation.memory.moved.items() if at.at_ms > lately_ms}
+    usual = situation.advice.by_bundle if situation.advice is not None else {}
+    known = {name: cost(found.usual, settings) for name, found in usual.items()} | moved
     found = [
-        cost(bundle.level, settings) if bundle.history else moved.get(bundle.name, -1.0)
+        cost(bundle.level, settings) if bundle.history else known.get(bundle.name, -1.0)
         for bundle in cluster.bundles
     ]
     if min(found, default=0.0) >= 0:
@@ -65,6 +68,14 @@ def loads(situation: Situation) -> list[float]:
         load if load >= 0 else share[bundle.broker]
         for bundle, load in zip(cluster.bundles, found, strict=True)
     ]
+
+
+def unmeasured(cluster: Cluster, advice: LoadAdvice | None) -> LoadAdvice | None:
+    """What advice says of bundles that no report names: all that a plan takes from it."""
+    if advice is None:
+        return None
+    found = advice.about(bundle.name for bundle in cluster.bundles if bundle.history is None)
+    return found if found.bundles else None
 
 
 def _unnamed(situation: Situation, broker: str, count: int) -> float:
@@ -126,8 +137,22 @@ def plan(situation: Situation) -> Outcome:
         replace(memory, moved=moved, preallocated=coming),
         result.reason or NOTHING,
         tuple(moves),
-        notes=tuple(itertools.islice(notes, NOTES_MAX)),
+        notes=tuple(itertools.islice([*_advised(situation), *notes], NOTES_MAX)),
     )
+
+
+def _advised(situation: Situation) -> list[str]:
+    """That advice took part."""
+    advice = unmeasured(situation.cluster, situation.advice)
+    if advice is None:
+        return []
+    count = len(advice.bundles)
+    which = (
+        "1 bundle that no report names counts"
+        if count == 1
+        else f"{count} bundles that no report names count"
+    )
+    return [f"{which} with the usual load that load analytics knows"]
 
 
 def _problem(situation: Situation, destinations: Sequence[str], known: list[float]) -> Problem:

@@ -33,10 +33,17 @@ from magnetar.ownership.splits import (
 
 TOPIC_COUNT_EQUALLY_DIVIDE = ALGORITHMS[1]
 FLOW_OR_QPS_EQUALLY_DIVIDE = ALGORITHMS[3]
+ADVISED = "as load analytics advises"
+EARLY_MERGE_SHARE = 0.25
+"""Of `plannerMergeHits`: after so many checks neighbours are merged that load analytics knows as cold
+throughout its history."""
 ISOLATED_SHARE = 0.5
 """Of its bundle's load: a topic with more gets a bundle of its own."""
 MERGES_MAX = 4
 """Of one check of one broker: each is a short pause for the clients of both bundles."""
+
+
+NO_RATES = Rates()
 
 
 def boundaries(
@@ -121,7 +128,9 @@ def split(situation: Situation) -> Outcome:
         elif ends & edges:
             notes.append(f"{bundle.name}: a neighbour is split first")
         else:
-            splits.append(_split_of(bundle, name, reason, part_max, settings))
+            room = settings.namespace_bundles_max - counts[bundle.namespace]
+            cuts = _cuts(situation, bundle.name, room)
+            splits.append(_split_of(bundle, name, reason, part_max, settings, cuts))
             counts[bundle.namespace] += max(1, len(splits[-1].boundaries))
             edges |= ends
             del hits[bundle.name]
@@ -133,9 +142,22 @@ def split(situation: Situation) -> Outcome:
     )
 
 
+def _cuts(situation: Situation, bundle: str, room: int) -> tuple[int, ...]:
+    """Where load analytics advises to cut, if that makes at most `room` bundles more."""
+    advised = situation.advice.cuts.get(bundle, ()) if situation.advice is not None else ()
+    return advised if len(advised) <= room else ()
+
+
 def _split_of(
-    bundle: Bundle, name: BundleName, reason: str, part_max: float, settings: Settings
+    bundle: Bundle,
+    name: BundleName,
+    reason: str,
+    part_max: float,
+    settings: Settings,
+    cuts: tuple[int, ...],
 ) -> Split:
+    if cuts:
+        return Split(bundle.name, SPECIFIED_POSITIONS_DIVIDE, f"{reason}; cut {ADVISED}", cuts)
     for topic in bundle.hot:
         load = cost(topic.rates, settings)
         own = isolate(name, topic.position)
@@ -191,11 +213,13 @@ def _exceeded(bundle: Bundle, settings: Settings) -> str:
     return next((what for what, share in _shares(bundle, settings) if share > 1), "")
 
 
-def _shares(bundle: Bundle, settings: Settings) -> list[tuple[str, float]]:
-    """How much of each limit of one bundle it uses, by what its level and long-term rates say."""
+def _shares(bundle: Bundle, settings: Settings, peak: Rates = NO_RATES) -> list[tuple[str, float]]:
+    """How much of each limit of one bundle it uses, by what its level and long-term rates say, and
+    a peak that it is known to have."""
     rates, past = bundle.level, bundle.long
     sessions = settings.sessions_max
-    messages, bytes_ = (max(rates.messages, past.messages), max(rates.throughput, past.throughput))
+    messages = max(rates.messages, past.messages, peak.messages)
+    bytes_ = max(rates.throughput, past.throughput, peak.throughput)
     return [
         (f"{bundle.topics} topics", bundle.topics / settings.topics_max),
         (f"{bundle.sessions} sessions", bundle.sessions / sessions if sessions > 0 else 0.0),
@@ -233,7 +257,11 @@ def merge(situation: Situation) -> Outcome:
             if found is None:
                 continue
             hits[found.merged] = memory.merge_hits.get(found.merged, 0) + 1
-            if hits[found.merged] > settings.merge_hits and spare > 0 and left.name != taken:
+            if (
+                hits[found.merged] > _merge_hits(found, situation)
+                and spare > 0
+                and left.name != taken
+            ):
                 due.append(found)
                 spare, taken = spare - 1, right.name
     merges = _cold_as_one(due, situation)[:MERGES_MAX]
@@ -279,10 +307,27 @@ def _merge_of(left: Bundle, right: Bundle, situation: Situation) -> Merge | None
             or is_excluded(bundle.name, settings)
         ):
             return None
-    shares = zip(_shares(left, settings), _shares(right, settings), strict=True)
+    known = situation.advice.by_bundle if situation.advice is not None else {}
+    shares = zip(
+        *(
+            _shares(one, settings, known[one.name].peak if one.name in known else NO_RATES)
+            for one in (left, right)
+        ),
+        strict=True,
+    )
     used = max(ours + theirs for (_, ours), (_, theirs) in shares)
     low, high = BundleName.parse(left.name), BundleName.parse(right.name)
     if left.broker != right.broker or low.high != high.low or used > settings.merge_share:
         return None
     name = str(BundleName(low.namespace, low.low, high.high))
-    return Merge((left.name, right.name), name, f"together {used:.1%} of a bundle's limits")
+    reason = f"together {used:.1%} of a bundle's limits"
+    if situation.advice is not None and (left.name, right.name) in situation.advice.cold:
+        reason += f"; soon, {ADVISED}"
+    return Merge((left.name, right.name), name, reason)
+
+
+def _merge_hits(found: Merge, situation: Situation) -> int:
+    """After how many checks in a row neighbours are merged."""
+    hits = situation.settings.merge_hits
+    advised = situation.advice is not None and found.bundles in situation.advice.cold
+    return int(hits * EARLY_MERGE_SHARE) if advised else hits

@@ -117,6 +117,12 @@ class BalanceMetrics:
             registry=registry,
         )
 
+        self.advice_ignored = Counter(
+            "magnetar_load_advice_ignored",
+            "Documents of load analytics that were not used, or not any longer, by why",
+            ["reason"],
+            registry=registry,
+        )
         self.samples = Counter(
             "magnetar_load_history_samples",
             "Samples of load: written into storage, or dropped because storage took none",

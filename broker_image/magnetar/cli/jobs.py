@@ -1,24 +1,29 @@
 """`magnetar job`.
 
-Owns: list, logs and explain of DataJobs. Imports: typer, kubernetes, screen, local_jobs. Invariants:
-these three change nothing; what is shown is what the operator has written into the status.
+Owns: list, logs and explain of DataJobs, and reports of load analytics. Imports: typer, kubernetes,
+screen, rest, local_jobs. Invariants: these change nothing; what is shown of a job is what the
+operator has written into the status; reports come from the cluster's brokers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
+from magnetar.amounts import size_text
 from magnetar.cli.failures import CommandFailed
 from magnetar.cli.kubernetes import Context, Kubernetes, Manifest, Namespace
-from magnetar.cli.local_jobs import run
-from magnetar.cli.screen import OutputFormat, Screen
-from magnetar.cli.session import NoColor, Output, group
+from magnetar.cli.local_jobs import LOCAL_JOB, run
+from magnetar.cli.screen import OutputFormat, Screen, since_text
+from magnetar.cli.session import NoColor, Output, Session, connected, group
 
 Name = Annotated[str, typer.Argument(help="Name of the DataJob.")]
 LINES = 200
+REPORTS = "/magnetar/v1/load-analytics/reports"
 
 jobs = group("Spark jobs: on this machine, and those of Kubernetes.")
 jobs.add_typer(run, name="run")
@@ -97,6 +102,45 @@ def explain(
             )  # fmt: skip
 
     screen.show(found, render)
+
+
+@jobs.command()
+@connected
+def report(
+    session: Session,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help=f"Name of a LoadAnalytics job; {LOCAL_JOB} = run on a machine by hand."
+        ),
+    ],
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", help="Write the newest page there; else only list them."),
+    ] = None,
+) -> None:
+    """Reports of load analytics that the cluster keeps, newest first."""
+    found = session.rest.get(REPORTS, {"job": name})
+    if not found:
+        raise CommandFailed(
+            f"no report of a job {name} is kept", "magnetar job explain NAME says how its runs went"
+        )
+    if save is not None:
+        save.write_text(session.rest.get(f"{REPORTS}/{quote(found[0]['id'], safe='')}"))
+
+    def render() -> None:
+        session.screen.table(
+            ("id", "ago", "job", "size"),
+            [
+                (row["id"], since_text(row["at_ms"]), row["job"], size_text(row["bytes"]))
+                for row in found
+            ],
+        )
+        session.screen.line(
+            f"the newest is in {save}" if save is not None else "--save FILE.html writes the newest"
+        )
+
+    session.screen.show(found, render)
 
 
 def explanation(item: Manifest) -> dict[str, Any]:

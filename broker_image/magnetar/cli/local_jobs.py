@@ -29,8 +29,11 @@ from magnetar.clock import SystemClock
 
 DRIVERS = {
     "compaction": "magnetar_jobs.compact",
+    "load-analytics": "magnetar_jobs.load_analytics",
     "transaction-log": "magnetar_jobs.transaction_log",
 }
+LOCAL_JOB = "command-line"
+"""The name of what is run by hand."""
 LAST_LINES = 5
 STOP_S = 20.0
 Update = Callable[[Mapping[str, Any]], None]
@@ -111,6 +114,47 @@ def transaction_log_compaction(
     session.screen.show(result, lambda: _show_log_compaction(session.screen, result))
 
 
+@run.command("load-analytics")
+@connected
+def load_analytics(
+    session: Session,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=90, help="Days of history that are read.")
+    ] = 14,
+    window_seconds: Annotated[
+        int, typer.Option("--window-seconds", min=60, max=86400, help="Width of a window.")
+    ] = 600,
+    valid_hours: Annotated[
+        int, typer.Option("--valid-hours", min=1, max=168, help="How long the advice holds.")
+    ] = 24,
+    sample_topics: Annotated[
+        int, typer.Option("--sample-topics", min=0, max=50, help="Topics whose keys are looked at.")
+    ] = 5,
+    master: Master = "local[2]",
+    volume: VolumeOption = "",
+    store: Store = "",
+    store_tls: StoreTls = "",
+    verbose: Verbose = False,
+) -> None:
+    """Advice on splits, merges and the number of brokers, from the history of their load."""
+    arguments = [
+        *load_options(days, window_seconds, valid_hours, sample_topics),
+        *place_arguments(session, master, volume, store, store_tls),
+    ]
+    result = driven("load-analytics", arguments, session, verbose=verbose)
+    session.screen.show(result, lambda: _show_advice(session.screen, result))
+
+
+def load_options(days: int, window_seconds: int, valid_hours: int, topics: int) -> list[str]:
+    """The driver's own options."""
+    return [
+        "--days", str(days),
+        "--window-seconds", str(window_seconds),
+        "--valid-hours", str(valid_hours),
+        "--sample-topics", str(topics),
+    ]  # fmt: skip
+
+
 def place_arguments(
     session: Session, master: str, volume: str, store: str, store_tls: str
 ) -> list[str]:
@@ -121,11 +165,20 @@ def place_arguments(
         raise WrongUsage("the cluster does not say where its storage is", "give --volume")
     return [
         "--volume", found,
-        "--job", "command-line",
+        "--job", LOCAL_JOB,
         "--run", f"{SystemClock().wall_ms()}-{os.getpid()}",
         "--master", master,
         *(["--store", store, "--store-tls", store_tls] if store else ["--broker-url", session.rest.urls[0]]),
     ]  # fmt: skip
+
+
+def _show_advice(screen: Screen, result: Mapping[str, Any]) -> None:
+    names = ("samples", "damaged", "brokers", "bundles", "splits", "merges")
+    more = ("hot_topics", "compactions", "forecasts")
+    screen.facts([(name.replace("_", " "), result[name]) for name in (*names, *more)])
+    screen.line(f"its report: magnetar job report {LOCAL_JOB}")
+    if result.get("message"):
+        screen.note(str(result["message"]))
 
 
 def _show_compaction(screen: Screen, result: Mapping[str, Any]) -> None:

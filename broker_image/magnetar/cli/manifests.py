@@ -185,7 +185,8 @@ def _get_or_none(rest: Rest, path: str) -> dict[str, Any] | None:
 
 def _run_job(session: Session, resource: DataJob) -> str:
     """Run a job here and now, with a local Spark."""
-    from magnetar.cli.local_jobs import driven
+    from magnetar.cli.local_jobs import driven, load_options
+    from magnetar.resources.data_job import LoadAnalytics
 
     status = session.rest.get("/magnetar/v1/status")
     if not _is_standalone(status):
@@ -200,6 +201,13 @@ def _run_job(session: Session, resource: DataJob) -> str:
         whose = ["--topic", logs.topic] if logs.topic else ["--namespace", logs.namespace or ""]
         done = driven("transaction-log", [*whose, *place], session)
         return f"completed (run {run}: {done['files']} log files, {done['entries_out']} entries)"
+    if resource.spec.type == "LoadAnalytics":
+        wanted = resource.spec.load_analytics or LoadAnalytics()
+        options = load_options(
+            wanted.history_days, wanted.window_seconds, wanted.valid_hours, wanted.sample_topics
+        )
+        result = driven("load-analytics", [*options, *place], session)
+        return f"completed (run {run}: advice from {result['samples']} samples)"
     if resource.spec.type != "Compaction" or compaction is None:
         return "skipped (the script is in a ConfigMap, which only Kubernetes has: kubectl apply)"
     arguments = [

@@ -176,7 +176,8 @@ def _decoded(method: str, target: str, status: int, text: bytes) -> Any:
     try:
         value = json.loads(text) if text else None
     except ValueError:
-        value = text.decode(errors="replace")[:500]
+        value = text.decode(errors="replace")
+        value = value if status < 300 else value[:500]
     if status < 300:
         return value
     reason = value.get("reason") if isinstance(value, dict) else value

@@ -103,6 +103,31 @@ class PySpark(Model):
     )
 
 
+class LoadAnalytics(Model):
+    """Advice on load, from the history that brokers keep of it."""
+
+    history_days: int = Field(
+        default=14, ge=1, le=90, description="Days of history that a run reads."
+    )
+    window_seconds: int = Field(
+        default=600, ge=60, le=86400, description="Width of the windows that it computes means of."
+    )
+    valid_hours: int = Field(
+        default=24,
+        ge=1,
+        le=168,
+        description="How long brokers and the autoscaler use its advice; longer than the time "
+        "between two runs.",
+    )
+    sample_topics: int = Field(
+        default=5,
+        ge=0,
+        le=50,
+        description="Topics whose newest messages are read to see how many keys are overwritten, "
+        "the largest first.",
+    )
+
+
 class Driver(Model):
     """The pod that plans the work and commits its result."""
 
@@ -211,11 +236,16 @@ class DataJobSpec(Model):
     cluster_ref: SameNamespaceCluster = Field(
         description="The cluster whose messages the job reads."
     )
-    type: Literal["Compaction", "PySpark", "TransactionLogCompaction"] = Field(
+    type: Literal["Compaction", "LoadAnalytics", "PySpark", "TransactionLogCompaction"] = Field(
         default="Compaction", description="What the job does."
     )
     compaction: Compaction | None = Field(
         default=None, description="For type Compaction: what to compact."
+    )
+    load_analytics: LoadAnalytics | None = Field(
+        default=None,
+        description="For type LoadAnalytics: what to read, and how long advice holds. Absent: the "
+        "defaults.",
     )
     py_spark: PySpark | None = Field(default=None, description="For type PySpark: what to run.")
     transaction_log_compaction: TransactionLogCompaction | None = Field(

@@ -1,8 +1,8 @@
 """Who may do what in a managed etcd.
 
-Owns: users and roles, and what must change to reach them. Imports: names, magnetar.metadata (keys).
+Owns: users and roles, and what must change to reach them. Imports: names, magnetar.metadata (keys), balance.advice.
 Pure. Invariants: only the operator writes its term, so no broker can end its lead; a job
-writes its records, its intents and manifests, nothing else; a user has no password and comes only
+writes its records, its intents and manifests, and advice on load, nothing else; a user has no password and comes only
 with its certificate.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from magnetar.balance import advice
 from magnetar.metadata import keys
 from magnetar_operator import names
 
@@ -43,7 +44,8 @@ _READS = frozenset({Grant(*EVERYTHING, READ)})
 # Copies of the store hold everything, so brokers read everything.
 _SERVER = _READS | {Grant(b"\0", _OPERATORS[0], WRITE), Grant(_OPERATORS[1], b"\0", WRITE)}
 _JOB = _READS | {
-    Grant(*_below(prefix), WRITE) for prefix in (keys.JOBS, keys.INTENTS, keys.MANIFESTS)
+    Grant(*_below(prefix), WRITE)
+    for prefix in (keys.JOBS, keys.INTENTS, keys.MANIFESTS, keys.documents(advice.DOCUMENT))
 }
 
 ROLES: Mapping[str, frozenset[Grant]] = {

@@ -75,7 +75,7 @@ def advise(measured: Measured, settings: Settings, purpose: Purpose) -> LoadAdvi
             for found in bundles[:BUNDLES_MAX]
         ),
         tuple(itertools.islice(_splits(bundles, measured, settings), SPLITS_MAX)),
-        tuple(_merges(bundles, settings)[:MERGES_MAX]),
+        tuple(_merges(bundles, measured, settings)[:MERGES_MAX]),
         tuple(_hot_topics(bundles, measured)[:TOPICS_MAX]),
         tuple(_compactions(measured)[:TOPICS_MAX]),
         tuple(_forecasts(measured)),
@@ -86,8 +86,7 @@ def _splits(
     bundles: list[MeasuredBundle], measured: Measured, settings: Settings
 ) -> Iterator[SplitAdvice]:
     """Of bundles that are, or at their peak would be, a large share of a broker's load."""
-    mean = measured.mean_broker
-    most = max(settings.split_share * mean, settings.split_rate_min)
+    mean, most = measured.mean_broker, _split_load(measured, settings)
     for found in bundles:
         if max(found.now, found.load.p95) <= most:
             continue
@@ -100,9 +99,17 @@ def _splits(
             yield SplitAdvice(found.name, cuts.boundaries, float(f"{share:.4g}"))
 
 
-def _merges(bundles: list[MeasuredBundle], settings: Settings) -> list[MergeAdvice]:
-    """Neighbours whose peaks together use little of a bundle's limits, coldest first; no bundle
-    twice."""
+def _split_load(measured: Measured, settings: Settings) -> float:
+    """The load above which the planner splits a bundle."""
+    return max(settings.split_share * measured.mean_broker, settings.split_rate_min)
+
+
+def _merges(
+    bundles: list[MeasuredBundle], measured: Measured, settings: Settings
+) -> list[MergeAdvice]:
+    """Neighbours whose peaks together use little of a bundle's limits, and which no split would
+    part again under twice that, coldest first; no bundle twice."""
+    most = _split_load(measured, settings)
     names = {BundleName.parse(found.name): found for found in bundles}
     by_begin = {(str(name.namespace), name.low): found for name, found in names.items()}
     pairs = []
@@ -116,8 +123,8 @@ def _merges(bundles: list[MeasuredBundle], settings: Settings) -> list[MergeAdvi
             both.throughput / MIB / settings.bundle_mib_max,
         )
         seen = min(left.days, right.days) >= MERGE_DAYS_MIN
-        if seen and max(shares) <= settings.merge_share:
-            peak = left.load.p99 + right.load.p99
+        peak = left.load.p99 + right.load.p99
+        if seen and max(shares) <= settings.merge_share and 2 * peak <= most:
             pairs.append(MergeAdvice((left.name, right.name), float(f"{peak:.4g}")))
     found, taken = [], set[str]()
     for pair in sorted(pairs, key=lambda pair: (pair.peak, pair.bundles)):

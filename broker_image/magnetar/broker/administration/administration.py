@@ -15,6 +15,7 @@ from magnetar.broker.administration.documents import Documents
 from magnetar.broker.administration.dynamic_settings import DynamicSettings
 from magnetar.broker.administration.explain import Explanations
 from magnetar.broker.administration.health import Health
+from magnetar.broker.administration.load_analytics import LoadAnalyticsFacts
 from magnetar.broker.administration.messages import Messages
 from magnetar.broker.administration.moves import Moves
 from magnetar.broker.administration.namespaces import Namespaces
@@ -35,7 +36,7 @@ class BrokerAdministration:
     def __init__(self, process: Process) -> None:
         site = Site(process)
         self.health, self.clusters, self.documents = Health(site), Clusters(site), Documents(site)
-        self.balance = Balance(site)
+        self.balance, self.load_analytics = Balance(site), LoadAnalyticsFacts(site)
         self.dynamic_settings = DynamicSettings(site, self.documents)
         self.operations, self.explanations = Operations(site), Explanations(site, self.balance)
         self.messages, self.transactions = Messages(site), TransactionFacts(site)

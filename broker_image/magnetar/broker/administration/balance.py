@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from magnetar.balance.advice import LoadAdvice
 from magnetar.balance.cluster import Bundle, Memory
 from magnetar.balance.filters import Situation, candidates, kept
 from magnetar.balance.settings import text_of
@@ -109,11 +110,17 @@ class Balance:
 
         def answer() -> dict[str, Any]:
             from magnetar.balance.decision import SHED, Request, decide, recorded
-            from magnetar.balance.planner import filled
+            from magnetar.balance.planner import filled, unmeasured
 
             picture = sight.picture(())
             request = Request(
-                SHED, picture.cluster, memory, picture.policies, settings.named(), seed
+                SHED,
+                picture.cluster,
+                memory,
+                picture.policies,
+                settings.named(),
+                seed,
+                advice=unmeasured(picture.cluster, picture.advice),
             )
             outcome = decide(request)
             loads = filled(request.situation())
@@ -138,7 +145,7 @@ class Balance:
         broker = self._site.broker
         leading = broker.leader.leading
         sight, settings = broker.ownership.assigner.placer.sight(), broker.ownership.balance.current
-        memory = self._memory()
+        memory, reader = self._memory(), broker.ownership.assigner.placer.advice
 
         def answer() -> dict[str, Any]:
             from magnetar.balance.placement import place
@@ -146,7 +153,9 @@ class Balance:
             from magnetar.balance.shedding.cycle import shed
 
             picture = sight.picture()
-            situation = Situation(picture.cluster, memory, picture.policies, settings)
+            situation = Situation(
+                picture.cluster, memory, picture.policies, settings, advice=picture.advice
+            )
             name, loads = str(bundle), filled(situation)
             enabled = settings.enabled and settings.shedding
             outcome = shed(situation) if enabled and leading else None
@@ -178,6 +187,8 @@ class Balance:
                 "next": next((move.destination for move in moves if move.bundle == name), None),
                 "next_moves": len(moves) if leading else None,
                 "next_reason": outcome.reason if outcome is not None else "",
+                "advice": _advice_on(picture.advice, name),
+                "no_advice": "" if picture.advice is not None else reader.refusal,
             }
 
         return await broker.context.compute(answer)
@@ -203,6 +214,23 @@ def _shown(name: str, decision: Decision) -> dict[str, Any]:
     }
     found: dict[str, Any] = json.loads(json_of(shown))
     return found
+
+
+def _advice_on(advice: LoadAdvice | None, name: str) -> dict[str, Any] | None:
+    """What load analytics says of a bundle."""
+    if advice is None:
+        return None
+    known = advice.by_bundle.get(name)
+    return {
+        "made_ms": advice.made_ms,
+        "valid_until_ms": advice.valid_until_ms,
+        "usual": round(known.usual.messages, 1) if known is not None else None,
+        "peak": round(known.peak.messages, 1) if known is not None else None,
+        "parts": len(advice.cuts.get(name, ())) + 1,
+        "merge_with": sorted(
+            other for pair in advice.cold if name in pair for other in pair if other != name
+        ),
+    }
 
 
 def _rounded(share: float | None) -> float | None:

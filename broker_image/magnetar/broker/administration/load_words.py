@@ -31,7 +31,28 @@ def load_in_words(load: Mapping[str, Any] | None, now_ms: int) -> list[str]:
     found += [f"Without its owner {load['placement']} would get it: {load['reason']}."] * bool(
         load["placement"]
     )
-    return [*found, *_what_moves_it(load, now_ms)]
+    return [*found, *_what_moves_it(load, now_ms), *_advised(load, now_ms)]
+
+
+def _advised(load: Mapping[str, Any], now_ms: int) -> list[str]:
+    """What load analytics says of it, or why nothing."""
+    advice = load.get("advice")
+    if advice is None:
+        why = load.get("no_advice")
+        return [f"Load analytics gives no advice: {why}."] if why else []
+    left = age_text(max(0, advice["valid_until_ms"] - now_ms) / 1000)
+    found = f"Load analytics (advice valid for {left} more)"
+    if advice["usual"] is None:
+        return [f"{found} has not seen it."]
+    sentences = [
+        f"{found}: it usually has {advice['usual']:.1f} messages/s, and {advice['peak']:.1f} at its "
+        "peak."
+    ]
+    if advice["parts"] > 1:
+        sentences.append(f"Once it is too hot, it is cut into {advice['parts']} parts by load.")
+    if advice["merge_with"]:
+        sentences.append(f"It may be merged early with {', '.join(advice['merge_with'])}.")
+    return sentences
 
 
 def _weight(load: Mapping[str, Any]) -> str:

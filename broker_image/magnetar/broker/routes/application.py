@@ -21,6 +21,7 @@ from magnetar.broker.routes.clusters import cluster_router
 from magnetar.broker.routes.documents import document_router
 from magnetar.broker.routes.dynamic_settings import dynamic_settings_router
 from magnetar.broker.routes.explain import explain_router
+from magnetar.broker.routes.load_analytics import load_analytics_router
 from magnetar.broker.routes.messages import message_router
 from magnetar.broker.routes.namespaces import namespace_router
 from magnetar.broker.routes.operations import operation_router
@@ -42,6 +43,7 @@ ROUTERS = (
     operation_router,
     explain_router,
     balance_router,
+    load_analytics_router,
     transaction_router,
     watermark_router,
     dynamic_settings_router,

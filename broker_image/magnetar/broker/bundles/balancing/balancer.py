@@ -260,10 +260,18 @@ def _decided(
     keep_idle: bool,
 ) -> _Decided:
     from magnetar.balance.decision import SHED, Request, decide, recorded  # a leader's alone
-    from magnetar.balance.planner import filled, gain
+    from magnetar.balance.planner import filled, gain, unmeasured
 
     picture = sight.picture(frozenset(orphans))
-    request = Request(SHED, picture.cluster, memory, picture.policies, settings.named(), seed)
+    request = Request(
+        SHED,
+        picture.cluster,
+        memory,
+        picture.policies,
+        settings.named(),
+        seed,
+        advice=unmeasured(picture.cluster, picture.advice),
+    )
     outcome = decide(request)
     record = recorded(request, outcome).encode() if outcome.moves or keep_idle else b""
     situation = request.situation()

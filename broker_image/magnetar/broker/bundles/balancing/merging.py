@@ -111,6 +111,7 @@ def _decided(
     }
     cluster = replace(picture.cluster, bundles=bundles)
     policies = replace(picture.policies, bundles_min=least)
-    request = Request(MERGE, cluster, memory, policies, settings.named())
+    advice = picture.advice.about(own) if picture.advice is not None else None
+    request = Request(MERGE, cluster, memory, policies, settings.named(), advice=advice)
     outcome = decide(request)
     return outcome, recorded(request, outcome).encode() if outcome.merges else b""

@@ -8,10 +8,11 @@ broker that is draining or cordoned is not among those that take bundles.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from magnetar.balance.advice import LoadAdvice
 from magnetar.balance.cluster import Broker, Cluster, joined
 from magnetar.balance.filters import Policies
 from magnetar.balance.load import LoadReport
@@ -39,11 +40,13 @@ from magnetar.ownership.rules import is_pinned
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The cluster, its policies, and the incarnation of each broker that takes bundles."""
+    """The cluster, its policies, the incarnation of each broker that takes bundles, and the advice
+    of load analytics, if there is any."""
 
     cluster: Cluster
     policies: Policies
     incarnations: Mapping[str, str]
+    advice: LoadAdvice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,17 @@ class Sight:
     documents: Mapping[str, Viewed[DocumentsRecord]]
     live: Mapping[str, LoadReport]
     reports: tuple[LoadReport, ...]
+    advice: Callable[[], LoadAdvice | None] = lambda: None
 
     @staticmethod
     def take(
-        now_ms: int, views: ClusterViews, reports: Reports, candidates: Collection[str]
+        now_ms: int,
+        views: ClusterViews,
+        reports: Reports,
+        candidates: Collection[str],
+        advice: Callable[[], LoadAdvice | None] = lambda: None,
     ) -> Sight:
+        """`advice` is asked on the thread that makes the picture: it may have to be read."""
         live = {name: found for name in candidates if (found := reports.get(name)) is not None}
         return Sight(
             now_ms,
@@ -73,6 +82,7 @@ class Sight:
             dict(views.documents.items),
             live,
             tuple(reports.all()),
+            advice,
         )
 
     def picture(self, only: Collection[str] | None = None) -> Picture:
@@ -92,7 +102,7 @@ class Sight:
             ),
             joined(owners, self.reports, fixed),
         )
-        return Picture(cluster, self._policies(), incarnations)
+        return Picture(cluster, self._policies(), incarnations, self.advice())
 
     def _owners(
         self, candidates: Mapping[str, str], only: Collection[str] | None

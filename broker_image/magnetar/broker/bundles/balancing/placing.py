@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from magnetar.balance.cluster import Bundle, Cluster, Memory
 from magnetar.balance.filters import Situation
+from magnetar.broker.bundles.balancing.advice import AdviceReader
 from magnetar.broker.bundles.balancing.picture import Picture, Sight
 from magnetar.broker.bundles.balancing.reports import Reports
 from magnetar.broker.bundles.balancing.settings import BalanceSettings
@@ -39,6 +40,7 @@ class Placer:
     ) -> None:
         self._context, self._views, self._reports = context, views, reports
         self._settings, self._candidates = settings, candidates
+        self.advice = AdviceReader(context, views, settings)
         self._picture: Picture | None = None
         self._clusters: dict[frozenset[str], Cluster] = {}
         self._taken_at, self._seen = 0.0, frozenset[str]()
@@ -49,7 +51,13 @@ class Placer:
     def sight(self) -> Sight:
         """What this broker knows now."""
         candidates = self._candidates()
-        return Sight.take(self._context.clock.wall_ms(), self._views, self._reports, candidates)
+        return Sight.take(
+            self._context.clock.wall_ms(),
+            self._views,
+            self._reports,
+            candidates,
+            self.advice.current,
+        )
 
     async def choose(self, name: str, exclude: Collection[str] = (), *, keep: bool = True) -> str:
         """The incarnation that should get a bundle; with `keep` the choice counts in the next one.
@@ -101,6 +109,7 @@ class Placer:
             picture.policies,
             self._settings.current,
             self._context.clock.random_bits(31),
+            picture.advice,
         )
         bundle = picture.cluster.bundle.get(name, Bundle(name))
         placed = place(bundle, situation)

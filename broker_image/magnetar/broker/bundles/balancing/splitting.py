@@ -146,6 +146,7 @@ def _decided(
             for bundle in picture.cluster.bundles
         ),
     )
-    request = Request(SPLIT, cluster, memory, picture.policies, settings.named())
+    advice = picture.advice.about(own) if picture.advice is not None else None
+    request = Request(SPLIT, cluster, memory, picture.policies, settings.named(), advice=advice)
     outcome = decide(request)
     return outcome, recorded(request, outcome).encode() if outcome.splits else b""
