@@ -18,6 +18,7 @@ import structlog
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from magnetar.compaction.messages import Kind
 from magnetar.errors import MagnetarError
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName
@@ -26,7 +27,6 @@ from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.analysis.measured import StoredTopic
 from magnetar_jobs.cluster import bundle_of_topic
 from magnetar_jobs.inputs import Group
-from magnetar_jobs.messages import Kind
 from magnetar_jobs.planning import plan_topic
 from magnetar_jobs.source import MESSAGES, read_topic
 
