@@ -18,7 +18,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from magnetar.broker.exposition.topics import EXPOSED
+from dev.docs.pulsar_metrics import NOT_OFFERED
+from magnetar.broker.exposition.reading import EXPOSED
 from magnetar.broker.metrics import BrokerMetrics
 from magnetar.coordinator.metrics import CoordinatorMetrics
 from magnetar_operator.metrics import OperatorMetrics
@@ -123,13 +124,26 @@ def alerts() -> list[dict[str, str]]:
 _TOPICS = (
     "## Topics and subscriptions",
     "",
-    "Brokers answer them with their other metrics. `exposeTopicLevelMetricsInPrometheus: 0` "
-    "([settings](settings.md)) names no topic.",
-    "At most `metrics_objects_max` objects are named: the first topics that fit with their "
-    "subscriptions. The next scrape has the same ones,",
-    "unless topics come or go. A scrape takes time by the number of topics and subscriptions, in "
-    "turns of a few milliseconds, and a message costs",
-    "nothing for it.",
+    "Brokers answer them with their other metrics. Names that begin with `pulsar_` and their labels are Pulsar's, so "
+    "that dashboards made for it work.",
+    "",
+    "- `exposeTopicLevelMetricsInPrometheus: 0` ([settings](settings.md)) names no topic; "
+    "`exposeConsumerLevelMetricsInPrometheus: 1` and",
+    "  `exposeProducerLevelMetricsInPrometheus: 1` name consumers and producers as well.",
+    "- At most `metrics_objects_max` objects are named: the first topics that fit with what is attached to them. The "
+    "next scrape has the same",
+    "  ones, unless topics come or go.",
+    "- Topics that are not named are added up in a series of their namespace, without the label `topic`. So a sum over "
+    "all series is always that",
+    "  of all topics; `pulsar_storage_backlog_age_seconds` has the greatest. Subscriptions that are not named are in no "
+    "series.",
+    "- `pulsar_storage_write_latency_*` and `pulsar_entry_size_*` are there with `metrics_publish_histograms: 1`. As in "
+    "Pulsar, each is the number",
+    "  of entries in one bucket during a minute. Messages of transactions are not counted.",
+    "- Rates are of the time since the last scrape, 10 seconds at least. Two scrapers share them.",
+    "- A scrape takes time by the number of topics and subscriptions: of 10 000 topics with a subscription each half a "
+    "second of processor time, about",
+    "  1 ms at a time. A message costs nothing for it.",
     "",
 )
 
@@ -163,6 +177,14 @@ def document() -> str:
         "## Transaction coordinators",
         "",
         *_table(coordinator_metrics()),
+        "## Pulsar's metrics that are not offered",
+        "",
+        "Public dashboards for Pulsar find the metrics above, or ask for one of these.",
+        "",
+        "| metric | why, or what to use |",
+        "|---|---|",
+        *(f"| `{name}` | {why} |" for name, why in NOT_OFFERED.items()),
+        "",
         "## Of others, used by alerts and dashboards",
         "",
         "| metric | |",

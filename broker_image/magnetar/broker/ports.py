@@ -202,11 +202,13 @@ class CommandService(TransactionCommands, Protocol):
 
 class AttachedProducer(Protocol):
     """A producer, as its connection and its topic see it. `pending` counts SENDs without an
-    answer."""
+    answer; `messages_in` and `bytes_in` are counted for metrics of producers only."""
 
     closed: bool
     sends_chunks: bool
     pending: int
+    messages_in: int
+    bytes_in: int
     waits: Callable[[], None] | None
 
     @property

@@ -77,6 +77,7 @@ class Coordinator:
         """
         self._ports, self._names, self._settings, self.metrics = ports, identity, settings, metrics
         self.tcid = tcid_of(identity.name)
+        metrics.know(self.tcid, ports.clock)
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._served_at = served_at

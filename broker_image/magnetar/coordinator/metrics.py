@@ -6,15 +6,21 @@ have as well. Invariant: label values come from closed vocabularies.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from magnetar.clock import Clock
 from magnetar.hosting.background import Surprises
-from magnetar.hosting.metrics import surprise_counters
+from magnetar.hosting.metrics import surprise_counters, value_of
+from magnetar.hosting.minute_histogram import Minute, MinuteHistogram
+from magnetar.names import CLUSTER_NAME
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 COMMITTED, ABORTED, TIMED_OUT = "committed", "aborted", "timed_out"
+LABELS = ("cluster", "coordinator_id")
 
 
 class _SurpriseCounters(Collector):
@@ -25,6 +31,48 @@ class _SurpriseCounters(Collector):
         return [surprise_counters(self._surprises)]
 
 
+EXECUTION_MS = (10, 20, 50, 100, 500, 1000, 5000, 15000, 30000, 60000, 300000, 1500000, 3000000)
+BUCKETS = (*(f"le_{high}" for high in EXECUTION_MS), "le_overflow")
+
+
+class _PulsarFamilies(Collector):
+    """The same transactions by Pulsar's names. Its dashboards ask for counters by both endings,
+    that of today and that of before Pulsar 2.11."""
+
+    def __init__(self, metrics: CoordinatorMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        metrics, decided = self._metrics, self._metrics.decided
+        timed_out = value_of(decided, outcome=TIMED_OUT)
+        counts = {
+            "created": ("Transactions begun", value_of(metrics.begun)),
+            "committed": ("Transactions committed", value_of(decided, outcome=COMMITTED)),
+            "aborted": (
+                "Transactions aborted, by request or because their time was over",
+                value_of(decided, outcome=ABORTED) + timed_out,
+            ),
+            "timeout": ("Transactions aborted because their time was over", timed_out),
+        }
+        open_now = value_of(metrics.open_transactions)
+        yield self._gauge("active_count", "Transactions that have not ended everywhere", open_now)
+        for name, (meaning, value) in counts.items():
+            counter = CounterMetricFamily(f"pulsar_txn_{name}", meaning, labels=LABELS)
+            if metrics.tcid is not None:
+                counter.add_metric([CLUSTER_NAME, str(metrics.tcid)], value)
+            yield counter
+            yield self._gauge(f"{name}_count", meaning, value)
+        execution = "Transactions of a minute that took so many ms from begin to end, and not less"
+        for bucket, found in zip(BUCKETS, metrics.execution().buckets, strict=True):
+            yield self._gauge(f"execution_latency_{bucket}", execution, found)
+
+    def _gauge(self, name: str, meaning: str, value: float) -> Metric:
+        found = GaugeMetricFamily(f"pulsar_txn_{name}", meaning, labels=LABELS)
+        if self._metrics.tcid is not None:
+            found.add_metric([CLUSTER_NAME, str(self._metrics.tcid)], value)
+        return found
+
+
 class CoordinatorMetrics:
     """All metrics of one coordinator process."""
 
@@ -32,6 +80,10 @@ class CoordinatorMetrics:
         self.registry = CollectorRegistry()
         self.surprises = Surprises()
         self.registry.register(_SurpriseCounters(self.surprises))
+        self.tcid: int | None = None
+        self._clock: Clock | None = None
+        self._execution_ms: MinuteHistogram | None = None
+        self.registry.register(_PulsarFamilies(self))
         self.requests = Counter(
             "magnetar_coordinator_requests",
             "Commands answered, by kind and outcome",
@@ -99,6 +151,22 @@ class CoordinatorMetrics:
             "Epoch of the incarnation that holds the number, 0 while none does",
             registry=self.registry,
         )
+
+    def know(self, tcid: int, clock: Clock) -> None:
+        """The number of this process, by which Pulsar's names are labelled."""
+        self.tcid, self._clock = tcid, clock
+        self._execution_ms = self._execution_ms or MinuteHistogram(EXECUTION_MS, clock.monotonic())
+
+    def executed(self, seconds: float) -> None:
+        """A transaction has ended everywhere, that long after its begin."""
+        if self._execution_ms is not None:
+            self._execution_ms.add(1000 * seconds)
+
+    def execution(self) -> Minute:
+        """Transactions of the last minute, by what they took."""
+        if self._execution_ms is None or self._clock is None:
+            return Minute([0] * len(BUCKETS))
+        return self._execution_ms.read(self._clock.monotonic())
 
     def life_ended(self) -> None:
         """What was true of an incarnation is true of none now: nothing is held, and nobody knows

@@ -99,6 +99,7 @@ class Transactions:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._checkpointing = self._stopped = False
+        self._begun: dict[int, float] = {}
         self._decided: dict[int, tuple[str, float]] = {}
         self._reported_old = -1
 
@@ -209,18 +210,18 @@ class Transactions:
         for change in changes:
             if isinstance(change, Opened):
                 self._metrics.begun.inc()
+                self._begun[change.least] = self._clock.monotonic()
             elif isinstance(change, Decided):
                 commit = change.action is Action.COMMIT
                 outcome = COMMITTED if commit else TIMED_OUT if overdue else ABORTED
                 self._metrics.decided.labels(outcome).inc()
                 self._decided[change.least] = outcome, self._clock.monotonic()
-            elif (
-                isinstance(change, Ended)
-                and (decided := self._decided.pop(change.least, None)) is not None
-            ):
-                self._metrics.settle_s.labels(decided[0]).observe(
-                    self._clock.monotonic() - decided[1]
-                )
+            elif isinstance(change, Ended):
+                now = self._clock.monotonic()
+                if (decided := self._decided.pop(change.least, None)) is not None:
+                    self._metrics.settle_s.labels(decided[0]).observe(now - decided[1])
+                if (begun := self._begun.pop(change.least, None)) is not None:
+                    self._metrics.executed(now - begun)
 
     def _durable(self, then: tuple[Then, ...]) -> None:
         for effect in then:

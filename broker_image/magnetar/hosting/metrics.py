@@ -1,10 +1,12 @@
 """Metrics that every process has.
 
-Owns: `surprise_counters`. Imports: background, prometheus_client.
+Owns: `surprise_counters`, and `value_of`, by which a metric is shown under a second name. Imports:
+background, prometheus_client.
 """
 
 from __future__ import annotations
 
+from prometheus_client import Counter, Gauge
 from prometheus_client.core import CounterMetricFamily
 
 from magnetar.hosting.background import Surprises
@@ -21,3 +23,13 @@ def surprise_counters(surprises: Surprises) -> CounterMetricFamily:
     for work, count in surprises.counts.items():
         found.add_metric([work], count)
     return found
+
+
+def value_of(metric: Counter | Gauge, **labels: str) -> float:
+    """The value of a metric now, summed over all series with these labels."""
+    return sum(
+        sample.value
+        for family in metric.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created") and labels.items() <= sample.labels.items()
+    )

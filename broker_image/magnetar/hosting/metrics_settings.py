@@ -18,6 +18,23 @@ class MetricsSettings:
     exposeTopicLevelMetricsInPrometheus: int = bounded(
         1, 0, 1, "1: metrics name topics and subscriptions, 0: they have sums by namespace"
     )
+    exposeConsumerLevelMetricsInPrometheus: int = bounded(
+        0, 0, 1, "1: metrics name consumers of topics that they name"
+    )
+    exposeProducerLevelMetricsInPrometheus: int = bounded(
+        0,
+        0,
+        1,
+        "1: metrics name producers of topics that they name, and these count what they publish, 0.3 us "
+        "a run",
+    )
+    metrics_publish_histograms: int = bounded(
+        0,
+        0,
+        1,
+        "1: topics count entries by latency and size (pulsar_storage_write_latency_le_*, "
+        "pulsar_entry_size_le_*), 0.5 us a run and 0.1 us an entry",
+    )
     metrics_objects_max: int = bounded(
         20_000,
         0,

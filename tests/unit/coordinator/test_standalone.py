@@ -302,6 +302,8 @@ async def test_it_fails_with_its_broker_and_is_there_from_the_start_of_the_next_
     broker = make()
     async with incarnation(coordinator, broker):
         assert b"magnetar_coordinator_transactions 1.0" in coordinator.exposition()
+        by_pulsars_name = b'pulsar_txn_active_count{cluster="standalone",coordinator_id="0"} 1.0'
+        assert by_pulsars_name in coordinator.exposition()
         async with connected(broker) as peer:
             assert not (await peer.end(first)).HasField("error")
             assert await peer.begin() > first

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from magnetar import __version__
+from magnetar.balance.load import LoadReport
 from magnetar.broker.administration.site import Site
 from magnetar.broker.commands.lookups import addresses_of
+from magnetar.broker.exposition.reading import Scraped
 from magnetar.broker.exposition.scrapes import Scrapes
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata.records import (
@@ -42,8 +44,10 @@ class Health:
         broker, coordinator = self._site.process.broker, self._site.process.coordinator
         yield broker.metrics.exposition() if broker is not None else b""
         if broker is not None and broker.ready:
-            context, served = broker.context, broker.ownership.owned
-            async for piece in self._scrapes.pieces(served, context.settings, context.clock):
+            viewed, context = broker.views.load.get(broker.incarnation), broker.context
+            load = viewed.record if viewed is not None else LoadReport(context.broker, 0)
+            scraped = Scraped(context, broker.ownership.owned, load)
+            async for piece in self._scrapes.pieces(scraped):
                 yield piece
         if coordinator is not None:
             yield coordinator.exposition()

@@ -13,10 +13,10 @@ from typing import Any
 
 from magnetar.broker.commands.sessions import ConsumerSession, ProducerSession
 from magnetar.broker.commands.statistics import consumer_rates
+from magnetar.broker.topics.rates import topic_rates
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms, iso8601
-from magnetar.hosting.rates import RateMeter
 from magnetar.topics.dispatch.base import Consumer, SubscriptionType
 from magnetar.topics.ledgers import Position
 from magnetar.topics.producers import Producer
@@ -78,12 +78,7 @@ def topic_stats(host: TopicHost) -> dict[str, Any]:
 
 
 def _topic_rates(host: TopicHost) -> dict[str, float]:
-    """Per second since the last request, or over a moment; at first since it is served here."""
-    counters, now = host.core.counters, host.context.clock.monotonic()
-    counts = (counters.messages_in, counters.bytes_in, counters.messages_out, counters.bytes_out)
-    if host.meter is None:
-        host.meter = RateMeter(host.served_since, len(counts))
-    return dict(zip(TOPIC_RATES, host.meter.rates(now, counts), strict=True))
+    return dict(zip(TOPIC_RATES, topic_rates(host), strict=False))
 
 
 def _publisher_stats(name: str, producer: Producer) -> dict[str, Any]:

@@ -46,7 +46,8 @@ WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 @dataclass(slots=True, eq=False)
 class ProducerSession:
     """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether
-    it has sent a part of a message, `used` whether it has sent anything.
+    it has sent a part of a message, `used` whether it has sent anything. `messages_in` and
+    `bytes_in` are counted for metrics of producers only, and `meter` is made by the first reading.
 
     `waits` is called when it must queue for exclusive access.
     """
@@ -64,6 +65,9 @@ class ProducerSession:
     waits: Callable[[], None] | None = None
     used: bool = False
     encoded_name: bytes = b""
+    messages_in: int = 0
+    bytes_in: int = 0
+    meter: RateMeter | None = None
     _leaving: bool = False
     _granted: asyncio.Future[Grant] | None = None
 

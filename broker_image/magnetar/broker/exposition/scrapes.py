@@ -1,6 +1,6 @@
 """Answers to scrapes.
 
-Owns: `Scrapes`: one reading for all scrapes that come during it, sent in pieces. Imports: topics.
+Owns: `Scrapes`: one reading for all scrapes that come during it, sent in pieces. Imports: reading.
 Invariants: a scrape holds the loop for a few milliseconds at a time; however many peers scrape, and
 however slowly they read, at most `SHEETS_MAX` readings are in memory.
 """
@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
 
-from magnetar.broker.exposition.topics import ServedBundle, Sheets, read_topics
-from magnetar.clock import Clock
+from magnetar.broker.exposition.reading import Reading, Scraped, Sheets
 from magnetar.hosting.shared_task import SharedTasks, outcome
-
-if TYPE_CHECKING:
-    from magnetar.hosting.metrics_settings import MetricsSettings
 
 SHEETS_MAX = 4
 
@@ -29,24 +24,22 @@ class Scrapes:
         self._reading = SharedTasks[Sheets]("read metrics")
         self._kept: weakref.WeakSet[Sheets] = weakref.WeakSet()
 
-    async def pieces(
-        self, served: Mapping[str, ServedBundle], settings: MetricsSettings, clock: Clock
-    ) -> AsyncIterator[bytes]:
+    @property
+    def held(self) -> int:
+        """Readings in memory."""
+        return len(self._kept)
+
+    async def pieces(self, scraped: Scraped) -> AsyncGenerator[bytes, None]:
         """The text of all metrics of topics."""
-        sheets = await self._sheets(served, settings, clock)
+        sheets = await self._sheets(scraped)
         for piece in sheets.pieces():
             yield piece
             await asyncio.sleep(0)
 
-    async def _sheets(
-        self, served: Mapping[str, ServedBundle], settings: MetricsSettings, clock: Clock
-    ) -> Sheets:
-        if len(self._kept) >= SHEETS_MAX:
+    async def _sheets(self, scraped: Scraped) -> Sheets:
+        if self.held >= SHEETS_MAX:
             return next(iter(self._kept))  # peers that do not read hold them
-
-        async def read() -> Sheets:
-            return await read_topics(served, settings, clock)
-
-        sheets = await outcome(self._reading.join("topics", read))
+        incarnation = scraped.context.incarnation
+        sheets = await outcome(self._reading.join(incarnation, Reading(scraped).read))
         self._kept.add(sheets)
         return sheets

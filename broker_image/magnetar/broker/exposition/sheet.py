@@ -22,12 +22,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[R]):
-    """One metric. `read` has its value of one object; `ABSENT` if it has none."""
+    """One metric. `read` has its value of one object; `ABSENT` if it has none. The type is that of
+    its name's end: counters end in _total."""
 
     name: str
-    type: str
     meaning: str
     read: Callable[[R], float]
+
+    @property
+    def type(self) -> str:
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 class Sheet(Generic[R]):
@@ -43,9 +47,16 @@ class Sheet(Generic[R]):
 
     def add(self, labels: str, subject: R) -> None:
         """A row for one object; `labels` as `labels_of` writes them."""
+        self.add_values(labels, self.values(subject))
+
+    def values(self, subject: R) -> list[float]:
+        """The row of one object, without adding it."""
+        return [family.read(subject) for family in self.families]
+
+    def add_values(self, labels: str, values: Sequence[float]) -> None:
         self._rows.append(labels)
-        for column, family in zip(self._columns, self.families, strict=True):
-            column.append(family.read(subject))
+        for column, value in zip(self._columns, values, strict=True):
+            column.append(value)
 
     def pieces(self) -> Iterator[bytes]:
         """The text, a piece at a time."""

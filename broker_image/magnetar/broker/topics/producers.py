@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from magnetar.broker.ports import AttachedProducer, ServedTopic
+from magnetar.broker.topics.publish_histogram import PublishHistogram
+from magnetar.broker.topics.published_run import CountedRun, PublishedRun
 from magnetar.clock import elapsed_ms
 from magnetar.errors import (
     BacklogQuotaExceeded,
@@ -50,13 +52,22 @@ class PublishBlock(enum.StrEnum):
 
 
 class Publishing:
-    """The producers of one topic. `block`: why none is taken now."""
+    """The producers of one topic. `block`: why none is taken now; `run_type`: what becomes of
+    their runs, which are counted in `histogram` where the settings ask for it."""
 
     def __init__(self, topic: ServedTopic, admission: Admission) -> None:
         self._topic, self._admission, self._registry = topic, admission, topic.core.producers
         epoch = topic.core.properties.get(TOPIC_EPOCH)
         self._registry.topic_epoch = int(epoch) if epoch is not None else None
         self.block: PublishBlock | None = None
+        settings, clock = topic.context.settings, topic.context.clock
+        self.histogram = (
+            PublishHistogram(clock.monotonic())
+            if settings.metrics_publish_histograms and topic.name.persistent
+            else None
+        )
+        counted = settings.exposeProducerLevelMetricsInPrometheus or self.histogram is not None
+        self.run_type = CountedRun if counted else PublishedRun
 
     # --- whether producers are taken --------------------------------------------------------------
 

@@ -9,8 +9,8 @@ claim.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from magnetar.broker.context import BrokerContext
@@ -22,6 +22,7 @@ from magnetar.broker.topics.effective_policies import PROPERTY
 from magnetar.broker.topics.entry_metadata import EntryMetadata
 from magnetar.broker.topics.message_sender import MessageSender
 from magnetar.broker.topics.producers import Publishing
+from magnetar.broker.topics.published_run import PublishedRun
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_limits import dispatch_limits
 from magnetar.broker.topics.topic_reader import TopicReader
@@ -41,24 +42,6 @@ from magnetar.watermarks.replay import controls_of
 if TYPE_CHECKING:
     from magnetar.hosting.advertised import Successor
     from magnetar.watermarks.timeline import Timeline
-
-
-@dataclass(slots=True, eq=False)
-class _PublishedRun:
-    """A run on its way to stable storage; the log calls it, in order, once it is there."""
-
-    topic: TopicHost
-    session: AttachedProducer
-    run: SendRun
-    position: Position
-    payload: bytes
-    lengths: Sequence[int]
-    entries_offset: int
-    recorded: Recorded | None
-    append_ms: int
-
-    def __call__(self, place: RecordPlace) -> None:
-        self.topic.durable(self, place)
 
 
 class TopicHost:
@@ -313,7 +296,7 @@ class TopicHost:
             lengths=lengths,
         )
         session.pending += len(lengths)
-        published = _PublishedRun(
+        published = self.publishing.run_type(
             self,
             session,
             run,
@@ -330,7 +313,7 @@ class TopicHost:
         if self.policies.watermarks.in_properties or self.watermarks is not None:
             note_sent(self, session.name, run.entries, len(payload))
 
-    def durable(self, published: _PublishedRun, place: RecordPlace) -> None:
+    def durable(self, published: PublishedRun, place: RecordPlace) -> None:
         """A run is on stable storage: confirm, answer, deliver."""
         run = published.run
         ordinal = self.core.confirm(published.position, len(published.lengths))
