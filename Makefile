@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench campaign soak soak-txn soak-compaction soak-hostile attack lock proto crds docs clean
+.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench oracle campaign soak soak-txn soak-compaction soak-hostile attack lock proto crds docs clean
 
 help: ## List the tasks
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -88,6 +88,9 @@ image: setup ## Build the images of brokers, operator and Spark (REPO=registry/n
 
 bench: setup ## Figures of the publish path with pulsar-perf, beside the raw disk (of transactions: python -m dev.bench.transactions)
 	@$(PY) -m dev.bench
+
+oracle: setup ## Run Apache Pulsar itself, from Maven artifacts, on the loopback until Ctrl-C: what to compare Magnetar with
+	@exec $(PY) -m dev.testbed.oracle
 
 lock: setup ## Resolve the dependencies again, with hashes and without any index address
 	@python3 dev/lock.py

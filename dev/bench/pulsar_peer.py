@@ -76,17 +76,26 @@ class PulsarPeer:
         assert self._process is not None
         return self._process.pid
 
+    def shipped_configuration(self) -> str:
+        """The configuration that the settings change."""
+        return (self._home / "conf" / "standalone.conf").read_text()
+
+    def program(self, _configuration: Path) -> list[str | Path]:
+        """The command of a standalone server, without its options. The distribution's script
+        takes its configuration from the environment."""
+        return [self._home / "bin" / "pulsar", "standalone"]
+
     def start(self) -> float:
         """Start and wait until its health check passes; seconds that took."""
         self._directory.mkdir(parents=True, exist_ok=True)
         configuration = self._directory / "standalone.conf"
-        shipped = (self._home / "conf" / "standalone.conf").read_text()
         configuration.write_text(
-            durable_configuration(shipped, self.broker_port, self.http_port, self._settings)
+            durable_configuration(
+                self.shipped_configuration(), self.broker_port, self.http_port, self._settings
+            )
         )
-        command = [
-            self._home / "bin" / "pulsar",
-            "standalone",
+        command: list[str | Path] = [
+            *self.program(configuration),
             "-nfw",
             "-nss",
             "-a",

@@ -1,4 +1,5 @@
-"""The drivers of the official Java and Go clients and of pulsar-admin, built once and cached.
+"""The drivers of the official Java and Go clients and of pulsar-admin, and the libraries of Apache
+Pulsar itself, built once and cached.
 
 Owns: `<cache>/clients/`, keyed by the hash of what each part is made from; `python -m
 dev.testbed.foreign_build java go admin` builds with progress. Imports: dev.kube (cache directory,
@@ -26,6 +27,7 @@ from dev.kube.report import CommandFailed, run_with_progress, say
 
 HERE = Path(__file__).parent
 JAVA, GO, ADMIN = HERE / "java", HERE / "go", HERE / "java_admin"
+ORACLE = HERE / "java_oracle"
 JVM_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 KEY_DIGITS = 16
 
@@ -146,6 +148,12 @@ def pulsar_admin() -> list[str]:
     )
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     return ["java", *JVM_OPTIONS, quiet, "-cp", f"{classes}:{libraries}/*", "magnetar.Shell"]
+
+
+def oracle_libraries() -> Path:
+    """A directory with Apache Pulsar's broker and what it needs, fetched if need be. Raises
+    CommandFailed saying what is missing."""
+    return _ensure(f"oracle-libraries-{_key(ORACLE, 'pom.xml')}", _fetch_libraries(ORACLE))
 
 
 def build_go(sources: Path, program: Path) -> None:
