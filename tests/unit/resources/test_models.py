@@ -32,6 +32,7 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.etcd.external",
     "spec.compaction",
     "spec.pySpark",
+    "spec.loadAnalytics",
     "spec.transactionLogCompaction",
     "spec.transactionLogCompaction.topic",
     "spec.transactionLogCompaction.namespace",
