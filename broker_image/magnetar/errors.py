@@ -58,6 +58,14 @@ class MagnetarError(Exception):
     http_status: ClassVar[int] = 500
     retry: ClassVar[Retry] = Retry.AFTER_BACKOFF
 
+    def __init__(self, message: str = "", remedy: str = "") -> None:
+        """`remedy` says what to do. A message may say it itself, behind its first semicolon; one
+        with a name of a peer's choice in front of it gives the remedy on its own."""
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.fault, self.remedy = message, remedy
+        if not remedy:
+            self.fault, _, self.remedy = message.partition("; ")
+
 
 # --- the peer broke the rules ---------------------------------------------------------------------
 
@@ -77,6 +85,10 @@ class UnsupportedCommand(MagnetarError):
     """A well-formed command that this broker does not offer."""
 
     wire_code, http_status, retry = WireCode.NOT_ALLOWED, 405, Retry.NEVER
+
+
+class NotOffered(UnsupportedCommand):
+    """Something of Apache Pulsar that this broker does not do; the text says what there is."""
 
 
 class ChecksumMismatch(MagnetarError):
@@ -111,6 +123,12 @@ class PartitionsNotPossible(MagnetarError):
     """A change of partitions that the topic as it is does not permit."""
 
     wire_code, http_status, retry = WireCode.NOT_ALLOWED, 422, Retry.NEVER
+
+
+class NotPersistent(MagnetarError):
+    """A request that only a persistent topic can be asked."""
+
+    wire_code, http_status, retry = WireCode.NOT_ALLOWED, 406, Retry.NEVER
 
 
 class IncompatibleSchema(MagnetarError):
@@ -159,6 +177,12 @@ class InvalidRequest(MagnetarError):
     wire_code, http_status, retry = WireCode.METADATA, 400, Retry.NEVER
 
 
+class PreconditionFailed(InvalidRequest):
+    """A value out of bounds, or a request that names something which is not there."""
+
+    http_status = 412
+
+
 class BodyTooLarge(InvalidRequest):
     """The body of an HTTP request is beyond the limit."""
 
@@ -176,6 +200,14 @@ class TopicNotFound(MagnetarError):
 
 class NamespaceNotFound(TopicNotFound):
     """The namespace does not exist."""
+
+    @classmethod
+    def named(cls, namespace: object, said: str = "Namespace does not exist") -> NamespaceNotFound:
+        """`said` is how Pulsar puts it in this place."""
+        return cls(
+            said,
+            f"create {namespace} with PUT /admin/v2/namespaces/{namespace} or a TopicNamespace",
+        )
 
 
 class TopicExists(MagnetarError):

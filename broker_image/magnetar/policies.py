@@ -1,13 +1,13 @@
 """Policies of namespaces and topics.
 
-Owns: what each policy of Pulsar's JSON means: its names, its bounds, and the effective values of a
-topic. Imports: errors, the strategies of schemas. Pure. Source: Pulsar's `Policies` (names as `GET /admin/v2/namespaces/T/N`
+Owns: what each policy of Pulsar's JSON means: its bounds, and the effective values of a topic. Imports: errors,
+policy_shapes, the strategies of schemas. Pure. Source: Pulsar's `Policies` (names as `GET /admin/v2/namespaces/T/N`
 writes them) and `TopicPolicies`; a topic's own policies have the same keys. Invariants: `effective`
-reads every key it knows and ignores the others, which are stored and returned as they came; a value
-that is stored has passed `check`; a topic's policy wins over its namespace's, which wins over the
-broker's default; 0 means "no limit" for every maximum.
+reads every key it knows and ignores the others; a value that is stored has passed `checked`; a
+topic's policy wins over its namespace's, which wins over the broker's default; 0 means "no limit"
+for every maximum and every rate.
 
-To add a policy: a field of `Policies` and a row of `READERS` here; a row of `BOTH_LEVELS`,
+To add a policy: its shape in `policy_shapes`; a field of `Policies` and a row of `READERS` here; a row of `BOTH_LEVELS`,
 `NAMESPACE_POLICIES` or `TOPIC_POLICIES` in `broker.routes.policies`; a field of `Policies` in
 `resources.namespace_policies`, which gives a TopicNamespace the field; its effect, at
 `TopicHost.refresh_policies` or as work of `broker.upkeep.expiry`. `make crds` then writes the
@@ -18,21 +18,25 @@ definitions and docs/reference. Tests: `tests/unit/test_policies.py`,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, NotOffered, PreconditionFailed
+from magnetar.policy_shapes import (
+    DESTINATION_STORAGE,
+    HOLD,
+    INFINITE,
+    MESSAGE_AGE,
+    NO_SUBSCRIPTIONS,
+    SUBSCRIPTION_TYPES,
+    canonical,
+)
 from magnetar.schemas.strategies import AUTO_UPDATE, Strategy
 from magnetar.schemas.strategies import DEFAULT as DEFAULT_STRATEGY
 
-INFINITE = -1
 NON_PARTITIONED, PARTITIONED = "non-partitioned", "partitioned"
-DESTINATION_STORAGE, MESSAGE_AGE = "destination_storage", "message_age"
-HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
-NO_SUBSCRIPTIONS, CAUGHT_UP = "delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"
-SUBSCRIPTION_TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 KEPT_POLICIES: Mapping[str, Any] = MappingProxyType(
     {
         "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
@@ -42,6 +46,8 @@ KEPT_POLICIES: Mapping[str, Any] = MappingProxyType(
 """Of a namespace whose policies are lost: nothing goes before an administrator has said so."""
 _NO_QUOTAS: Mapping[str, Any] = MappingProxyType({})
 SNAPSHOT_RECORDS_MIN, SNAPSHOT_RECORDS_MAX = 100, 1_000_000
+QUORUM_MAX = 5
+"""Of BookKeeper in Pulsar's default configuration."""
 _INT_MAX, _LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 
@@ -72,6 +78,25 @@ class DelayedDelivery:
     active: bool = True
     tick_ms: int = 1000
     max_delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How much may go through in `period_s`; 0 is no limit. `relative`: beside what is published
+    in that time."""
+
+    messages: int = 0
+    bytes: int = 0
+    period_s: int = 1
+    relative: bool = False
+
+    @property
+    def limits(self) -> bool:
+        """Whether there is any limit."""
+        return self.messages > 0 or self.bytes > 0
+
+
+NO_RATE = Rate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +147,11 @@ class Policies:
     subscription_expiration_minutes: int = 0
     max_message_bytes: int = 0
     compaction_threshold: int = 0
+    publish_rate: Rate = NO_RATE
+    dispatch_rate: Rate = NO_RATE
+    subscription_dispatch_rate: Rate = NO_RATE
+    subscribe_rate: Rate = NO_RATE
+    resource_group: str = ""
     schema_strategy: Strategy = Strategy.UNDEFINED
     schema_auto_update: Strategy = Strategy.UNDEFINED
     schema_updates_allowed: bool = True
@@ -149,172 +179,114 @@ class Policies:
 Reader = Callable[[str, Any], dict[str, Any]]
 
 
-# --- reading one value ----------------------------------------------------------------------------
+# --- reading one value, in its one form -----------------------------------------------------------
 
 
-def _boolean(name: str) -> Reader:
-    def read(key: str, value: Any) -> dict[str, Any]:
-        return {name: _bool(key, value)}
-
-    return read
+def _as(name: str) -> Reader:
+    return lambda _key, value: {name: value}
 
 
 def _number(name: str, low: int = 0, high: int = _INT_MAX) -> Reader:
-    def read(key: str, value: Any) -> dict[str, Any]:
-        return {name: _int(key, value, low, high)}
-
-    return read
+    return lambda key, value: {name: _within(key, value, low, high)}
 
 
-def _bool(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{key}: {value!r} is not a boolean; send true or false")
-    return value
-
-
-def _int(key: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{key}: {value!r} is not a whole number; send {low}..{high}")
+def _within(key: str, value: int, low: int, high: int = _LONG_MAX) -> int:
     if not low <= value <= high:
-        raise InvalidRequest(f"{key}: {value} is out of range; use {low}..{high}")
+        raise PreconditionFailed(f"{key}: {value} is out of range; use {low}..{high}")
     return value
-
-
-def _choice(key: str, value: Any, choices: Sequence[str]) -> str:
-    if value not in choices:
-        raise InvalidRequest(f"{key}: {value!r} is not known; use one of {', '.join(choices)}")
-    return str(value)
-
-
-def _object(key: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(
-            f"{key}: {value!r} is not an object; send one with the fields of Pulsar's JSON"
-        )
-    return value
-
-
-def _given(body: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field, or `default` where it is absent or null: Java's clients write null for what is
-    not set."""
-    value = body.get(name)
-    return default if value is None else value
 
 
 def _retention(key: str, value: Any) -> dict[str, Any]:
-    body = _object(key, value)
-    minutes = _int(
-        f"{key}.retentionTimeInMinutes",
-        _given(body, "retentionTimeInMinutes", 0),
-        INFINITE,
-        _INT_MAX,
-    )
-    size = _int(
-        f"{key}.retentionSizeInMB", _given(body, "retentionSizeInMB", 0), INFINITE, _LONG_MAX
-    )
+    minutes, size = value["retentionTimeInMinutes"], value["retentionSizeInMB"]
+    for limit, what in ((size, "size"), (minutes, "time")):
+        if limit < INFINITE:
+            raise InvalidRequest(
+                f"Invalid retention policy: {what} limit must be >= -1", f"{key}: -1 is no limit"
+            )
     if (minutes == 0) != (size == 0):
         raise InvalidRequest(
-            f"{key}: retentionTimeInMinutes {minutes} and retentionSizeInMB {size} contradict each "
-            "other: one of them keeps nothing; "
-            "set both to 0, or neither (-1 is no limit)"
+            "Invalid retention policy: Setting a single time or size limit to 0 is invalid when one of the "
+            "limits has a non-zero value. Use the value of -1 instead of 0 to ignore a specific "
+            "limit. To disable retention both limits must be set to 0.",
+            f"{key} has {minutes} and {size}",
         )
     return {"retention_minutes": minutes, "retention_mb": size}
 
 
-def _auto_topic_creation(key: str, value: Any) -> dict[str, Any]:
-    body = _object(key, value)
-    allowed = _bool(f"{key}.allowAutoTopicCreation", _given(body, "allowAutoTopicCreation", False))
-    kind = _choice(
-        f"{key}.topicType",
-        _given(body, "topicType", NON_PARTITIONED),
-        (NON_PARTITIONED, PARTITIONED),
-    )
-    partitions = _given(body, "defaultNumPartitions", 1)
-    if kind == PARTITIONED:
-        _int(f"{key}.defaultNumPartitions", partitions, 1, _INT_MAX)
-    return {
-        "auto_topic_creation": AutoTopicCreation(
-            allowed, kind, partitions if kind == PARTITIONED else 1
+def _auto_topic_creation(_key: str, value: Any) -> dict[str, Any]:
+    allowed, kind = value["allowAutoTopicCreation"], value.get("topicType")
+    if not allowed:
+        return {"auto_topic_creation": AutoTopicCreation(False)}
+    partitions = value.get("defaultNumPartitions")
+    wrong = ""
+    if kind not in (NON_PARTITIONED, PARTITIONED):
+        wrong = f"Unknown topic type [{'null' if kind is None else kind}]"
+    elif kind == PARTITIONED and (partitions is None or partitions < 1):
+        wrong = "[defaultNumPartitions] cannot be less than 1 for partition type."
+    elif kind == NON_PARTITIONED and partitions not in (None, 1):
+        wrong = "[defaultNumPartitions] is not allowed to be set when the type is non-partition."
+    if wrong:
+        raise PreconditionFailed(
+            f"Invalid configuration for autoTopicCreationOverride. the detail is {wrong}",
+            f"send topicType {NON_PARTITIONED}, or {PARTITIONED} and defaultNumPartitions from 1",
         )
-    }
-
-
-def _auto_subscription_creation(key: str, value: Any) -> dict[str, Any]:
-    name = "allowAutoSubscriptionCreation"
-    return {
-        "auto_subscription_creation": _bool(
-            f"{key}.{name}", _given(_object(key, value), name, False)
-        )
-    }
+    return {"auto_topic_creation": AutoTopicCreation(True, kind, partitions or 1)}
 
 
 def backlog_quota(key: str, value: Any) -> BacklogQuota:
     """One quota from Pulsar's JSON. `limit` is the old name of `limitSize`. Raises
     InvalidRequest."""
-    body = _object(key, value)
-    size = _given(body, "limitSize", _given(body, "limit", INFINITE))
-    time = _given(body, "limitTime", INFINITE)
+    limits = (value.get("limitSize"), value.get("limit"))
+    size = next((limit for limit in limits if limit is not None), INFINITE)
+    time = INFINITE if value.get("limitTime") is None else value.get("limitTime")
     return BacklogQuota(
-        _int(f"{key}.limitSize", size, INFINITE, _LONG_MAX),
-        _int(f"{key}.limitTime", time, INFINITE, _INT_MAX),
-        _choice(f"{key}.policy", _given(body, "policy", HOLD), (HOLD, REFUSE, EVICT)),
+        _within(f"{key}.limitSize", size, INFINITE),
+        _within(f"{key}.limitTime", time, INFINITE),
+        value.get("policy") or HOLD,
     )
 
 
 def _backlog_quotas(key: str, value: Any) -> dict[str, Any]:
-    quotas = {}
-    for kind, quota in _object(key, value).items():
-        _choice(key, kind, (DESTINATION_STORAGE, MESSAGE_AGE))
-        quotas[kind] = backlog_quota(f"{key}.{kind}", quota)
-    return {"backlog_quotas": quotas}
+    for kind in value:
+        if kind not in (DESTINATION_STORAGE, MESSAGE_AGE):
+            raise InvalidRequest(
+                f"{key}: {kind!r} is not known; use {DESTINATION_STORAGE} or {MESSAGE_AGE}"
+            )
+    return {
+        "backlog_quotas": {
+            kind: backlog_quota(f"{key}.{kind}", found) for kind, found in value.items()
+        }
+    }
 
 
 def _delayed_delivery(key: str, value: Any) -> dict[str, Any]:
-    body = _object(key, value)
-    tick = _int(f"{key}.tickTime", _given(body, "tickTime", 1000), 1, _INT_MAX)
-    longest = _int(
-        f"{key}.maxDeliveryDelayInMillis", _given(body, "maxDeliveryDelayInMillis", 0), 0, _LONG_MAX
-    )
     return {
         "delayed_delivery": DelayedDelivery(
-            _bool(f"{key}.active", _given(body, "active", False)), tick, longest
+            value["active"],
+            _within(f"{key}.tickTime", value["tickTime"], 0, _INT_MAX),
+            _within(f"{key}.maxDeliveryDelayInMillis", value["maxDeliveryDelayInMillis"], 0),
         )
     }
 
 
 def _inactive_topic(key: str, value: Any) -> dict[str, Any]:
-    body = _object(key, value)
-    mode = _choice(
-        f"{key}.inactiveTopicDeleteMode",
-        _given(body, "inactiveTopicDeleteMode", NO_SUBSCRIPTIONS),
-        (NO_SUBSCRIPTIONS, CAUGHT_UP),
-    )
-    seconds = _int(
-        f"{key}.maxInactiveDurationSeconds",
-        _given(body, "maxInactiveDurationSeconds", 60),
-        1,
-        _INT_MAX,
-    )
-    enabled = _bool(f"{key}.deleteWhileInactive", _given(body, "deleteWhileInactive", False))
-    return {"inactive_topic": InactiveTopic(enabled, mode, seconds)}
+    enabled = value["deleteWhileInactive"]
+    seconds = value["maxInactiveDurationSeconds"]
+    _within(f"{key}.maxInactiveDurationSeconds", seconds, 1 if enabled else 0)
+    return {"inactive_topic": InactiveTopic(enabled, value["inactiveTopicDeleteMode"], seconds)}
 
 
 def _watermarks(key: str, value: Any) -> dict[str, Any]:
-    body, default = _object(key, value), WatermarkPolicy()
-    enabled = _bool(f"{key}.enabled", _given(body, "enabled", False))
+    default, enabled = WatermarkPolicy(), bool(value.get("enabled"))
+    idle, snapshot = value.get("idleTimeout"), value.get("snapshotInterval")
     return {
         "watermarks": WatermarkPolicy(
             enabled,
             enabled,
-            _int(
-                f"{key}.idleTimeout",
-                _given(body, "idleTimeout", default.idle_timeout_s),
-                0,
-                _INT_MAX,
-            ),
-            _int(
+            _within(f"{key}.idleTimeout", default.idle_timeout_s if idle is None else idle, 0),
+            _within(
                 f"{key}.snapshotInterval",
-                _given(body, "snapshotInterval", default.snapshot_records),
+                default.snapshot_records if snapshot is None else snapshot,
                 SNAPSHOT_RECORDS_MIN,
                 SNAPSHOT_RECORDS_MAX,
             ),
@@ -322,34 +294,77 @@ def _watermarks(key: str, value: Any) -> dict[str, Any]:
     }
 
 
-def _subscription_types(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidRequest(
-            f"{key}: {value!r} is not a list; send a list of {', '.join(SUBSCRIPTION_TYPES)}"
+def _publish_rate(_key: str, value: Any) -> dict[str, Any]:
+    rate = value["publishThrottlingRateInMsg"], value["publishThrottlingRateInByte"]
+    return {"publish_rate": Rate(*(max(0, limit) for limit in rate))}
+
+
+def _dispatch_rate(name: str) -> Reader:
+    return lambda _key, value: {
+        name: Rate(
+            max(0, value["dispatchThrottlingRateInMsg"]),
+            max(0, value["dispatchThrottlingRateInByte"]),
+            max(1, value["ratePeriodInSecond"]),
+            value["relativeToPublishRate"],
         )
-    for name in value:
-        _choice(key, name, SUBSCRIPTION_TYPES)
-    return {"subscription_types_enabled": frozenset(value or SUBSCRIPTION_TYPES)}
+    }
 
 
-def _schema_strategy(key: str, value: Any) -> dict[str, Any]:
-    found = Strategy(_choice(key, value, list(Strategy)))
+def _subscribe_rate(_key: str, value: Any) -> dict[str, Any]:
+    limit = max(0, value["subscribeThrottlingRatePerConsumer"])
+    return {"subscribe_rate": Rate(limit, period_s=max(1, value["ratePeriodInSecond"]))}
+
+
+def _schema_strategy(_key: str, value: Any) -> dict[str, Any]:
+    found = Strategy(value)
     return {} if found is Strategy.UNDEFINED else {"schema_strategy": found}
 
 
-def _schema_auto_update(key: str, value: Any) -> dict[str, Any]:
-    return {"schema_auto_update": AUTO_UPDATE[_choice(key, value, list(AUTO_UPDATE))]}
+def _persistence(_key: str, value: Any) -> dict[str, Any]:
+    """Replicas are the volume's: the numbers must be possible, and change nothing."""
+    given = {
+        "Ensemble": value["bookkeeperEnsemble"],
+        "WriteQuorum": value["bookkeeperWriteQuorum"],
+        "AckQuorum": value["bookkeeperAckQuorum"],
+    }
+    for name, count in given.items():
+        if not 0 < count <= QUORUM_MAX:
+            raise InvalidRequest(
+                f"Bookkeeper-{name} must be <= {QUORUM_MAX} and > 0.; it is {count}"
+            )
+    ensemble, write, ack = given.values()
+    if not ensemble >= write >= ack:
+        raise InvalidRequest(
+            f"Bookkeeper Ensemble ({ensemble}) >= WriteQuorum ({write}) >= AckQuorum ({ack}); send "
+            "numbers for which that is true"
+        )
+    return {}
+
+
+def _refused(what: str, remedy: str, *harmless: Any) -> Reader:
+    """Of a policy that nothing here could carry out."""
+
+    def read(key: str, value: Any) -> dict[str, Any]:
+        if value in harmless:
+            return {}
+        raise NotOffered(f"{key}: {what} is not offered by Magnetar", remedy)
+
+    return read
 
 
 # --- all of them ----------------------------------------------------------------------------------
 
+_OFFLOADING = _refused("offloading", "have the BrokerCluster store messages as objects", INFINITE)
+
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
-        "deduplicationEnabled": _boolean("deduplication_enabled"),
+        "deduplicationEnabled": _as("deduplication_enabled"),
         "deduplicationSnapshotIntervalSeconds": _number("deduplication_snapshot_interval"),
-        "encryption_required": _boolean("encryption_required"),
+        "encryption_required": _as("encryption_required"),
         "autoTopicCreationOverride": _auto_topic_creation,
-        "autoSubscriptionCreationOverride": _auto_subscription_creation,
+        "autoSubscriptionCreationOverride": lambda _key, value: {
+            "auto_subscription_creation": value["allowAutoSubscriptionCreation"]
+        },
         "retention_policies": _retention,
         "message_ttl_in_seconds": _number("message_ttl_s"),
         "backlog_quota_map": _backlog_quotas,
@@ -363,68 +378,69 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "delayed_delivery_policies": _delayed_delivery,
         "inactive_topic_policies": _inactive_topic,
         "watermarks": _watermarks,
-        "subscription_types_enabled": _subscription_types,
+        "subscription_types_enabled": lambda _key, value: {
+            "subscription_types_enabled": frozenset(value or SUBSCRIPTION_TYPES)
+        },
         "subscription_expiration_time_minutes": _number("subscription_expiration_minutes"),
         "max_message_size": _number("max_message_bytes"),
         "compaction_threshold": _number("compaction_threshold", 0, _LONG_MAX),
         "schema_compatibility_strategy": _schema_strategy,
-        "schema_auto_update_compatibility_strategy": _schema_auto_update,
-        "is_allow_auto_update_schema": _boolean("schema_updates_allowed"),
-        "schema_validation_enforced": _boolean("schema_validation_enforced"),
+        "schema_auto_update_compatibility_strategy": lambda _key, value: {
+            "schema_auto_update": AUTO_UPDATE[value]
+        },
+        "is_allow_auto_update_schema": _as("schema_updates_allowed"),
+        "schema_validation_enforced": _as("schema_validation_enforced"),
+        "publishMaxMessageRate": _publish_rate,
+        "topicDispatchRate": _dispatch_rate("dispatch_rate"),
+        "subscriptionDispatchRate": _dispatch_rate("subscription_dispatch_rate"),
+        "clusterSubscribeRate": _subscribe_rate,
+        "resource_group_name": _as("resource_group"),
     }
 )
-"""How each key that has an effect is read. All other keys are only stored and returned."""
+"""How each key that has an effect is read. What the others mean is read elsewhere: permissions,
+properties, groups and clusters."""
 
 
-_SHAPES: Mapping[str, type] = MappingProxyType(
+CHECKS: Mapping[str, Reader] = MappingProxyType(
     {
-        **dict.fromkeys(
-            (
-                "persistence",
-                "publishMaxMessageRate",
-                "topicDispatchRate",
-                "subscriptionDispatchRate",
-            ),
-            dict,
-        ),
-        **dict.fromkeys(
-            ("clusterSubscribeRate", "replicatorDispatchRate", "offload_policies", "entryFilters"),
-            dict,
-        ),
-        **dict.fromkeys(("bookie_affinity", "migration", "auth_policies", "properties"), dict),
-        **dict.fromkeys(("replication_clusters", "allowed_clusters"), list),
-        **dict.fromkeys(("subscription_auth_mode", "anti_affinity", "resource_group_name"), str),
-        "dispatcherPauseOnAckStatePersistentEnabled": bool,
-        **dict.fromkeys(
-            ("offload_threshold", "offload_threshold_in_seconds", "offload_deletion_lag_ms"), int
+        "persistence": _persistence,
+        "offload_policies": _OFFLOADING,
+        "offload_threshold": _OFFLOADING,
+        "offload_threshold_in_seconds": _OFFLOADING,
+        "offload_deletion_lag_ms": _OFFLOADING,
+        "entryFilters": _refused("filtering by a class of the broker's", "filter in the consumer"),
+        "bookie_affinity": _refused("BookKeeper", "storage is chosen by the BrokerCluster"),
+        "migration": _refused(
+            "migration to another cluster", "consume here and publish there", False
         ),
     }
 )
-"""What is only stored must be of the kind that Pulsar's clients read: one wrong value keeps them
-from reading all policies of a namespace."""
-_KINDS: Mapping[type, str] = MappingProxyType(
-    {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "true or false",
-        int: "a whole number",
-    }
-)
+"""What each key is tested by that changes nothing here; most values are refused."""
 
 
-def check(policies: Mapping[str, Any]) -> None:
-    """Refuse values that cannot be read. Raises InvalidRequest naming key and value."""
-    for key, value in policies.items():
-        if value is None:
-            continue
-        if key in READERS:
-            READERS[key](key, value)
-        elif key in _SHAPES and type(value) is not _SHAPES[key]:
-            raise InvalidRequest(
-                f"{key}: {str(value)[:80]!r} is not {_KINDS[_SHAPES[key]]}; send what Pulsar's "
-                "admin API names so"
-            )
+def checked(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Policies in their one form, without those that are not set. Raises InvalidRequest naming
+    key and value, NotOffered."""
+    found = {key: canonical(key, value) for key, value in policies.items()}
+    kept = {key: value for key, value in found.items() if value is not None}
+    for key, value in kept.items():
+        read = READERS.get(key) or CHECKS.get(key)
+        if read is not None:
+            read(key, value)
+    return kept
+
+
+def contradict(policies: Mapping[str, Any]) -> bool:
+    """Whether a backlog may grow to what retention drops. Both are in their one form."""
+    retention = policies.get("retention_policies")
+    quota = (policies.get("backlog_quota_map") or {}).get(DESTINATION_STORAGE)
+    if not retention or not quota:
+        return False
+    minutes, megabytes = retention["retentionTimeInMinutes"], retention["retentionSizeInMB"]
+    limit = backlog_quota("backlog_quota_map", quota)
+    return bool(megabytes > 0 and limit.limit_bytes >= megabytes << 20) or (
+        minutes > 0 and limit.limit_s >= minutes * 60
+    )
 
 
 def readable(policies: Mapping[str, Any]) -> dict[str, Any]:
@@ -433,8 +449,8 @@ def readable(policies: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in policies.items():
         try:
-            check({key: value})
-        except InvalidRequest:
+            checked({key: value})
+        except (InvalidRequest, NotOffered):
             continue
         found[key] = value
     return found
@@ -444,7 +460,7 @@ def effective(
     broker_defaults: Policies, namespace: Mapping[str, Any], topic: Mapping[str, Any]
 ) -> Policies:
     """The policies of a topic, from Pulsar's JSON of its namespace and of itself. Raises
-    InvalidRequest naming key and value.
+    InvalidRequest naming key and value, NotOffered.
 
     Backlog quotas are merged by their type; everything else is replaced as a whole. A value that is
     null is not set.
@@ -452,8 +468,9 @@ def effective(
     changes: dict[str, Any] = {}
     quotas = dict(broker_defaults.backlog_quotas)
     for level in (namespace, topic):
-        for key, value in level.items():
+        for key, given in level.items():
             reader = READERS.get(key)
+            value = canonical(key, given) if reader is not None else None
             if reader is not None and value is not None:
                 read = reader(key, value)
                 quotas.update(read.pop("backlog_quotas", {}))

@@ -80,7 +80,7 @@ def complaint(answer: Response) -> str:
         return "a refusal that is not JSON"
     good = (
         isinstance(body, dict)
-        and list(body) == ["reason"]
+        and list(body) in (["reason"], ["reason", "remedy"])
         and isinstance(body["reason"], str)
         and len(body["reason"]) > 5
     )

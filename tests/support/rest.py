@@ -6,7 +6,7 @@ admin application, the broker of the tests.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,11 @@ from tests.support.brokers import Peer, open_peer, running_broker
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPICS = "/admin/v2/persistent/public/default"
+
+
+def told(refusal: Mapping[str, str]) -> str:
+    """All that a refusal says: what is wrong, and what to do."""
+    return "; ".join(refusal[part] for part in ("reason", "remedy") if part in refusal)
 
 
 class Process:
@@ -50,7 +55,7 @@ class Rest:
         found = await self.ask(method, path, body)
         assert found.status_code == status, (method, path, found.status_code, found.text)
         if status >= 400:
-            assert list(found.json()) == ["reason"], found.text
+            assert list(found.json()) in (["reason"], ["reason", "remedy"]), found.text
         return found.json() if found.content else None
 
     async def get(self, path: str) -> Any:

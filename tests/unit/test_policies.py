@@ -8,23 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, NotOffered
 from magnetar.policies import (
-    CAUGHT_UP,
-    EVICT,
     READERS,
-    REFUSE,
-    SUBSCRIPTION_TYPES,
     AutoTopicCreation,
     BacklogQuota,
     DelayedDelivery,
     InactiveTopic,
     Policies,
+    Rate,
     WatermarkPolicy,
-    check,
+    checked,
     effective,
     readable,
 )
+from magnetar.policy_shapes import CAUGHT_UP, EVICT, REFUSE, SUBSCRIPTION_TYPES, canonical
 from magnetar.schemas.strategies import Strategy
 
 GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -88,14 +86,57 @@ GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "is_allow_auto_update_schema": (False, {"schema_updates_allowed": False}),
     "schema_validation_enforced": (True, {"schema_validation_enforced": True}),
+    "publishMaxMessageRate": (
+        {"publishThrottlingRateInMsg": "10", "publishThrottlingRateInByte": -1},
+        {"publish_rate": Rate(10)},
+    ),
+    "topicDispatchRate": (
+        {"dispatchThrottlingRateInByte": 5, "relativeToPublishRate": True},
+        {"dispatch_rate": Rate(0, 5, 1, True)},
+    ),
+    "subscriptionDispatchRate": (
+        {"dispatchThrottlingRateInMsg": 4, "ratePeriodInSecond": 2},
+        {"subscription_dispatch_rate": Rate(4, 0, 2)},
+    ),
+    "clusterSubscribeRate": (
+        {"subscribeThrottlingRatePerConsumer": 3},
+        {"subscribe_rate": Rate(3, 0, 30)},
+    ),
+    "resource_group_name": ("g", {"resource_group": "g"}),
 }
+REFUSED: list[tuple[str, Any]] = [
+    ("offload_policies", {"managedLedgerOffloadDriver": "S3"}),
+    ("offload_threshold", 1),
+    ("offload_threshold_in_seconds", 0),
+    ("offload_deletion_lag_ms", 10),
+    ("entryFilters", {"entryFilterNames": "a"}),
+    ("bookie_affinity", {"bookkeeperAffinityGroupPrimary": "g"}),
+    ("migration", True),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), REFUSED)
+def test_what_nothing_here_could_do_is_refused_with_what_there_is(key: str, value: Any) -> None:
+    """And a record of another writer that has it makes no topic unusable."""
+    with pytest.raises(NotOffered, match=key) as refused:
+        checked({key: value})
+    assert refused.value.remedy
+    assert readable({key: value}) == {}
+    assert effective(Policies(), {key: value}, {}) == Policies()
+
+
+@given(st.sampled_from(sorted(GOOD)))
+def test_one_form_is_read_as_itself(key: str) -> None:
+    value = canonical(key, GOOD[key][0])
+    assert canonical(key, value) == value
+
 
 BAD: list[tuple[str, Any]] = [
     ("deduplicationEnabled", "yes"),
-    ("deduplicationEnabled", 1),
+    ("deduplicationEnabled", 1.5),
     ("message_ttl_in_seconds", -1),
     ("message_ttl_in_seconds", True),
-    ("message_ttl_in_seconds", 1.5),
+    ("message_ttl_in_seconds", [1]),
     ("message_ttl_in_seconds", 1 << 31),
     ("retention_policies", 5),
     ("retention_policies", {"retentionTimeInMinutes": 10, "retentionSizeInMB": 0}),
@@ -107,7 +148,7 @@ BAD: list[tuple[str, Any]] = [
     ),
     ("backlog_quota_map", {"disk": {}}),
     ("backlog_quota_map", {"message_age": {"policy": "wait"}}),
-    ("delayed_delivery_policies", {"tickTime": 0}),
+    ("delayed_delivery_policies", {"tickTime": -1}),
     ("inactive_topic_policies", {"inactiveTopicDeleteMode": "never"}),
     ("watermarks", {"enabled": "yes"}),
     ("watermarks", {"enabled": True, "idleTimeout": -1}),
@@ -137,7 +178,7 @@ def test_a_value_that_cannot_be_read_is_refused_by_name_and_kept_apart(
     """Nothing bad is stored; and what is stored badly by somebody else spoils nothing but
     itself."""
     with pytest.raises(InvalidRequest, match=key):
-        check({key: value})
+        checked({key: value})
     with pytest.raises(InvalidRequest, match=key):
         effective(Policies(), {}, {key: value})
     assert readable({key: value, "x": 1}) == {"x": 1}

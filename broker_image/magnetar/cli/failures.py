@@ -19,13 +19,14 @@ _SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?i:(?<=bearer )|(?<=token=)|(?<=passw
 
 
 class CommandFailed(MagnetarError):
-    """A command could not do its work; `remedy` says what to do, "" if the message does."""
+    """A command could not do its work."""
 
     exit_code: ClassVar[int] = REFUSED
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
-        self.remedy = remedy
+        if remedy:
+            self.fault, self.remedy = message, remedy
 
 
 class WrongUsage(CommandFailed):
@@ -60,11 +61,8 @@ def exit_code_of(error: MagnetarError) -> int:
 
 
 def lines_of(error: MagnetarError) -> list[str]:
-    """What is wrong, and (if known) what to do: our messages say the remedy behind a semicolon."""
-    text = without_secrets(" ".join(str(error).split()))
-    remedy = error.remedy if isinstance(error, CommandFailed) else ""
-    if not remedy:
-        text, _, remedy = text.partition("; ")
+    """What is wrong, and (if known) what to do."""
+    text, remedy = (without_secrets(" ".join(part.split())) for part in (error.fault, error.remedy))
     return [f"magnetar: {text}", *([f"  {remedy[:1].upper()}{remedy[1:]}"] if remedy else [])]
 
 

@@ -180,9 +180,13 @@ def _decoded(method: str, target: str, status: int, text: bytes) -> Any:
         value = value if status < 300 else value[:500]
     if status < 300:
         return value
-    reason = value.get("reason") if isinstance(value, dict) else value
-    what = str(reason or f"{method} {target.partition('?')[0]} was refused with {status}")
-    raise Refused(status, what, "" if "; " in what else HINTS.get(status, ""))
+    answered = value if isinstance(value, dict) else {"reason": value}
+    what = str(
+        answered.get("reason") or f"{method} {target.partition('?')[0]} was refused with {status}"
+    )
+    # brokers of earlier versions say the remedy in the reason
+    hint = "" if "; " in what else HINTS.get(status, "")
+    raise Refused(status, what, str(answered.get("remedy") or hint))
 
 
 # --- paths ----------------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ OPERATOR_CONFIGURATION = "operatorConfiguration"
 """The part of the former that the operator has written: what it may remove again."""
 FAILURE_DOMAINS = "failureDomains"
 ISOLATION_POLICIES = "namespaceIsolationPolicies"
+RESOURCE_GROUPS = "resourcegroups"
 NODE_ZONES = "nodeZones"
-"""Groups of documents that brokers act on; the latter three are followed by a slash and the
+"""Groups of documents that brokers act on; failure domains, isolation policies and zones are followed by a slash and the
 cluster. The last one is the operator's: the zone of each broker's node."""
 COORDINATORS_MAX = 16
 """Transaction coordinators of one cluster."""

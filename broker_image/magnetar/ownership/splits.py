@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from magnetar.errors import InvalidRequest, NotAllowed
+from magnetar.errors import InvalidRequest, NotAllowed, PreconditionFailed
 from magnetar.names import BundleName
 
 RANGE_EQUALLY_DIVIDE = "range_equally_divide"
@@ -35,13 +35,15 @@ def boundaries_of(
             )
         return range_equally_divide(bundle)
     if algorithm != SPECIFIED_POSITIONS_DIVIDE:
-        raise InvalidRequest(
-            f"splitAlgorithmName: {algorithm!r} is not offered; use one of {', '.join(ALGORITHMS)}"
+        raise PreconditionFailed(
+            "Unsupported namespace bundle split algorithm, supported algorithms are "
+            f"[{', '.join(ALGORITHMS)}]",
+            f"{algorithm!r} is none of them",
         )
     if not positions:
-        raise InvalidRequest(
-            f"splitBoundaries: {SPECIFIED_POSITIONS_DIVIDE} needs at least one position in the "
-            "body, a JSON list"
+        raise PreconditionFailed(
+            f"With {SPECIFIED_POSITIONS_DIVIDE} split algorithm, splitBoundaries must not be empty",
+            "send at least one position in the body, a JSON list",
         )
     found = specified_positions_divide(bundle, positions)
     if not found:

@@ -1,6 +1,6 @@
 """What all routes share.
 
-Owns: refusals as `{"reason": ...}`, redirects to the owner of a topic, names from paths, bodies as
+Owns: refusals as `{"reason": ..., "remedy": ...}`, redirects to the owner of a topic, names from paths, bodies as
 clients send them and their limit. Imports: FastAPI, names, errors. Bare JSON scalars as bodies,
 under any content type; 307 to the broker that serves a topic. Invariants: every error leaves as its
 declared status with a reason; a success without a body is 204; a body beyond the limit is refused
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import structlog
@@ -22,8 +23,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.requests import ClientDisconnect
 
-from magnetar.errors import BodyTooLarge, InvalidRequest, MagnetarError, NotOwner
-from magnetar.names import PERSISTENT, NamespaceName, TopicName
+from magnetar.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    InvalidTopicName,
+    MagnetarError,
+    NotOwner,
+)
+from magnetar.names import PERSISTENT, NamespaceName, TopicName, check_part
+from magnetar.shapes import PROPERTIES, Bean, Shape
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +47,8 @@ COMPRESSED_BYTES_MIN = 1 << 10
 UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream")
 """Messages, too: their producers have compressed what is worth it, and a large one would take
 the loop for long."""
+IGNORED_SHOWN = 20
+"""Fields of a body that the log names."""
 NO_CONTENT = 204
 PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TEMPORARY_REDIRECT = 307
@@ -66,7 +76,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
         return RedirectResponse(
             f"{owner}{path.decode('ascii')}{query}", status_code=TEMPORARY_REDIRECT
         )
-    return JSONResponse({"reason": str(error)}, status_code=error.http_status)
+    return JSONResponse(_said(error.fault, error.remedy), status_code=error.http_status)
+
+
+def _said(reason: str, remedy: str) -> dict[str, str]:
+    """What admin clients parse and print is `reason` alone, in Pulsar's words where it has any."""
+    return {"reason": reason, **({"remedy": remedy} if remedy else {})}
 
 
 async def _refuse_shape(_request: Request, error: Exception) -> JSONResponse:
@@ -82,11 +97,12 @@ async def _refuse_shape(_request: Request, error: Exception) -> JSONResponse:
 async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
     """A path or a method that no route has."""
     assert isinstance(error, HTTPException)
-    reason = (
-        f"{request.method} {request.url.path} is not offered ({error.detail}); GET /docs lists "
-        "what is"
+    reason = f"{request.method} {request.url.path} is not offered ({error.detail})"
+    return JSONResponse(
+        _said(reason, "GET /docs lists what is"),
+        status_code=error.status_code,
+        headers=error.headers,
     )
-    return JSONResponse({"reason": reason}, status_code=error.status_code, headers=error.headers)
 
 
 async def _leave(_request: Request, _error: Exception) -> Response:
@@ -104,19 +120,38 @@ async def _fail(request: Request, error: Exception) -> JSONResponse:
         exc_info=error,
     )
     return JSONResponse(
-        {"reason": f"the broker has made a mistake ({type(error).__name__}); its log shows more"},
+        _said(f"the broker has made a mistake ({type(error).__name__})", "its log shows more"),
         status_code=500,
     )
 
 
+@contextmanager
+def _naming(kind: str) -> Iterator[None]:
+    """Raises InvalidTopicName in Pulsar's words, and then in ours."""
+    try:
+        yield
+    except InvalidTopicName as error:
+        raise InvalidTopicName(
+            f"{kind.capitalize()} name is not valid", f"{error.fault}: {error.remedy}"
+        ) from error
+
+
 def topic_name(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
     """The topic of a path. Raises InvalidTopicName."""
-    return TopicName.parse(f"{domain}://{tenant}/{namespace}/{topic}")
+    with _naming("topic"):
+        return TopicName.parse(f"{domain}://{tenant}/{namespace}/{topic}")
 
 
 def namespace_name(tenant: str, namespace: str) -> NamespaceName:
     """The namespace of a path. Raises InvalidTopicName."""
-    return NamespaceName.parse(f"{tenant}/{namespace}")
+    with _naming("namespace"):
+        return NamespaceName.parse(f"{tenant}/{namespace}")
+
+
+def check_named(kind: str, name: str) -> None:
+    """Whether a cluster or tenant may have a name. Raises InvalidTopicName."""
+    with _naming(kind):
+        check_part(kind, name)
 
 
 async def _topic(domain: Domain, tenant: str, namespace: str, topic: str) -> TopicName:
@@ -203,14 +238,28 @@ async def body_of(request: Request, bytes_max: int = BODY_BYTES_MAX) -> Any:
         ) from error
 
 
-async def object_of(request: Request) -> dict[str, Any]:
-    """The JSON object of a request's body, empty without one. Raises InvalidRequest."""
+async def object_or_none(request: Request) -> dict[str, Any] | None:
+    """The JSON object of a request's body, None without one. Raises InvalidRequest."""
     found = await body_of(request)
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
+    if found is not None and not isinstance(found, dict):
         raise InvalidRequest(f"body: {str(found)[:80]!r} is not an object; send one in braces")
     return found
+
+
+async def object_of(request: Request) -> dict[str, Any]:
+    """The JSON object of a request's body, empty without one. Raises InvalidRequest."""
+    return await object_or_none(request) or {}
+
+
+async def shaped(request: Request, field: str, shape: Shape) -> Any:
+    """The value of a request's body as `shape` reads it, None without one. Fields that are not
+    known are ignored, and named in the log. Raises InvalidRequest, BodyTooLarge."""
+    found = await body_of(request)
+    if isinstance(shape, Bean) and isinstance(found, dict):
+        ignored = sorted(shape.unknown(found))
+        if ignored:
+            log.info("rest.fields_ignored", path=request.url.path, fields=ignored[:IGNORED_SHOWN])
+    return shape.read(field, found)
 
 
 def answer(value: Any) -> Response:
@@ -220,13 +269,4 @@ def answer(value: Any) -> Response:
 
 def strings_of(field: str, found: Any) -> dict[str, str]:
     """An object whose values are strings. Raises InvalidRequest naming the field."""
-    if not isinstance(found, dict):
-        raise InvalidRequest(
-            f"{field}: {str(found)[:80]!r} is not an object; send one whose values are strings"
-        )
-    for key, value in found.items():
-        if not isinstance(value, str):
-            raise InvalidRequest(
-                f"{field}.{key}: {str(value)[:80]!r} is not a string; send it in quotes"
-            )
-    return found
+    return PROPERTIES.read(field, found) or {}

@@ -22,8 +22,8 @@ from fastapi import Request
 from fastapi.params import Depends
 
 from magnetar.errors import NotAuthorized, NotAuthorizedByRole
-from magnetar.names import TopicName
-from magnetar.rest.answers import NAMESPACE, TOPIC
+from magnetar.names import PERSISTENT
+from magnetar.rest.answers import NAMESPACE, TOPIC, topic_name
 from magnetar.security.authorization import Place, Right
 
 _CONVERTER = re.compile(r":\w+}")
@@ -340,9 +340,5 @@ def _place(names: Mapping[str, str]) -> tuple[str, Place]:
     if not namespace:
         return tenant, Place()
     topic = names.get("topic")
-    named = (
-        TopicName.parse(f"{names.get('domain', 'persistent')}://{tenant}/{namespace}/{topic}")
-        if topic
-        else None
-    )
+    named = topic_name(names.get("domain", PERSISTENT), tenant, namespace, topic) if topic else None
     return f"{tenant}/{namespace}", Place(named, names.get("subscription", ""))

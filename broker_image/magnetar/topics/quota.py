@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from magnetar.policies import DESTINATION_STORAGE, EVICT, HOLD, MESSAGE_AGE, REFUSE, BacklogQuota
+from magnetar.policies import BacklogQuota
+from magnetar.policy_shapes import DESTINATION_STORAGE, EVICT, HOLD, MESSAGE_AGE, REFUSE
 
 EVICTION_SHARE = 0.9
 

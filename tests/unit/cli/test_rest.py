@@ -123,7 +123,10 @@ def test_a_refusal_has_the_servers_reason_and_a_remedy() -> None:
         pytest.raises(Refused) as refused,
     ):
         Rest(url).get("/x")
-    assert (str(refused.value), refused.value.remedy) == ("it has clients; close them", "")
+    assert (str(refused.value), refused.value.remedy) == (
+        "it has clients; close them",
+        "close them",
+    )
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://x", "http://", "http://h:99999", ","])

@@ -211,7 +211,7 @@ async def test_rest_knows_who_asks_and_what_they_may(tmp_path: Path) -> None:
                     method, path, body, headers={"Authorization": shown} if shown else {}
                 )
                 if answer.status_code in (401, 403):
-                    assert list(answer.json()) == ["reason"]
+                    assert "reason" in answer.json()
                 return answer.status_code
 
             def bearer(role: str) -> str:

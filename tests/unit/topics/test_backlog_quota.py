@@ -6,7 +6,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.policies import DESTINATION_STORAGE, EVICT, HOLD, MESSAGE_AGE, REFUSE, BacklogQuota
+from magnetar.policies import BacklogQuota
+from magnetar.policy_shapes import DESTINATION_STORAGE, EVICT, HOLD, MESSAGE_AGE, REFUSE
 from magnetar.topics.quota import WITHIN, judge
 
 POLICIES = st.sampled_from([HOLD, REFUSE, EVICT])

@@ -21,6 +21,7 @@ from magnetar.broker.administration.moves import Moves
 from magnetar.broker.administration.namespaces import Namespaces
 from magnetar.broker.administration.operations import Operations
 from magnetar.broker.administration.policies import Policies
+from magnetar.broker.administration.references import References
 from magnetar.broker.administration.schemas import Schemas
 from magnetar.broker.administration.site import Process, Site
 from magnetar.broker.administration.subscriptions import Subscriptions
@@ -47,7 +48,8 @@ class BrokerAdministration:
         )
         self.watermarks, self.schemas = Watermarks(site), Schemas(site, self.policies)
         self.topics = Topics(site, self.moves, self.subscriptions)
-        self.namespaces = Namespaces(site, self.topics)
+        self.references = References(site, self.clusters, self.documents)
+        self.namespaces = Namespaces(site, self.topics, self.references)
         self.bundles = Bundles(site, self.moves, self.topics, self.subscriptions)
-        self.tenants = Tenants(site, self.namespaces)
+        self.tenants = Tenants(site, self.namespaces, self.clusters)
         self.brokers = Brokers(site, self.clusters, self.namespaces)

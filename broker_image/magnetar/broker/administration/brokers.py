@@ -67,7 +67,7 @@ class Brokers:
     async def brokers(self, cluster: str) -> list[str]:
         if cluster and cluster not in await self._clusters.clusters():
             raise TopicNotFound(
-                f"Cluster {cluster} does not exist; GET /admin/v2/clusters lists them"
+                "Cluster does not exist", f"{cluster}: GET /admin/v2/clusters lists them"
             )
         return (
             []
@@ -186,7 +186,7 @@ class Brokers:
 
     async def _create_health_namespace(self) -> None:
         try:
-            await self._namespaces.create_namespace(SYSTEM_NAMESPACE, initial_boundaries(1), {})
+            await self._namespaces.write_namespace(SYSTEM_NAMESPACE, initial_boundaries(1), {})
         except TopicExists:
             return
 

@@ -17,8 +17,9 @@ from magnetar.broker.administration.site import Site
 from magnetar.broker.administration.subscriptions import Subscriptions
 from magnetar.broker.administration.topics import Topics
 from magnetar.errors import (
-    NamespaceNotFound,
+    InvalidTopicName,
     NotOwner,
+    PreconditionFailed,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -28,6 +29,8 @@ from magnetar.storage.turns import Turns
 
 TOPICS_PER_TURN_MAX = 500
 """Topics that are assigned to their bundles before others get their turn."""
+
+NOT_FOUND = "Namespace not found"
 
 
 class Bundles:
@@ -46,7 +49,7 @@ class Bundles:
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
         """Have all bundles of a namespace transferred by their owners, but those that
         `destination` has already."""
-        record = await self._site.namespace_record(name)
+        record = await self._site.namespace_record(name, NOT_FOUND)
         await self._moves.unload_each(bundles_of(name, record.boundaries), destination)
 
     async def split_bundle(
@@ -60,11 +63,7 @@ class Bundles:
     ) -> None:
         """Raises InvalidTopicName, InvalidRequest, NotAllowed, NotOwner with the owner's
         address, ServiceNotReady."""
-        found = BundleName.parse(f"{name}/{bundle}")
-        if found not in bundles_of(name, (await self._site.namespace_record(name)).boundaries):
-            raise NamespaceNotFound(
-                f"{bundle} is not a bundle of namespace {name}; GET .../bundles lists them"
-            )
+        found = await self.bundle(name, bundle)
         boundaries = boundaries_of(found, algorithm, positions)
         await self._moves.serve(found)
         with store_needed():
@@ -76,14 +75,14 @@ class Bundles:
         """Merge a bundle with its right neighbour; the name of the merged one. Raises NotAllowed
         if there is no such neighbour or another broker serves it, NotOwner with the owner's
         address, TopicNotFound for a range that is not a bundle, ServiceNotReady."""
-        found = await self._bundle(name, bundle)
+        found = await self.bundle(name, bundle)
         await self._moves.serve(found)
         with store_needed():
             return str(await self._site.broker.ownership.merge(found))
 
     async def unload_bundle(self, name: NamespaceName, bundle: str, destination: str) -> None:
         """Transfer one bundle. Raises NotOwner, TopicNotFound for a range that is not a bundle."""
-        await self._moves.unload(await self._bundle(name, bundle), destination)
+        await self._moves.unload(await self.bundle(name, bundle), destination)
 
     async def pin_bundle(self, name: NamespaceName, bundle: str, seconds: float | None) -> None:
         """Have load balancing leave a bundle with its owner, for `move_pin_s` by default; 0 s
@@ -92,7 +91,7 @@ class Bundles:
         Raises NotOwner with the owner's address, TopicNotFound for a range that is not a bundle,
         ServiceNotReady.
         """
-        found = await self._bundle(name, bundle)
+        found = await self.bundle(name, bundle)
         await self._moves.serve(found)
         with store_needed():
             await self._site.broker.ownership.pin(str(found), self._moves.pinned_until_ms(seconds))
@@ -134,8 +133,9 @@ class Bundles:
         Topics without the subscription are passed over. Raises NotOwner for a bundle of another
         broker's.
         """
+        await self._site.namespace_record(name, NOT_FOUND)
         wanted: dict[BundleName, list[TopicName]] = (
-            {await self._bundle(name, bundle): []} if bundle else {}
+            {await self.bundle(name, bundle): []} if bundle else {}
         )
         turns = Turns(TOPICS_PER_TURN_MAX)
         for topic in map(TopicName.parse, await self._topics.topics(name)):
@@ -156,13 +156,20 @@ class Bundles:
                 with contextlib.suppress(SubscriptionNotFound, TopicNotFound):
                     await act(topic)
 
-    async def _bundle(self, name: NamespaceName, span: str) -> BundleName:
-        """The bundle of a namespace with this range. Raises TopicNotFound, InvalidTopicName."""
-        bundle = BundleName.parse(f"{name}/{span.lower()}")
-        if bundle not in bundles_of(name, (await self._site.namespace_record(name)).boundaries):
-            raise TopicNotFound(
-                f"bundle {bundle} is not one of namespace {name}; GET "
-                f"/admin/v2/namespaces/{name}/bundles lists them"
+    async def bundle(self, name: NamespaceName, span: str) -> BundleName:
+        """The bundle of a namespace with this range. Raises NamespaceNotFound, InvalidTopicName,
+        PreconditionFailed."""
+        try:
+            bundle = BundleName.parse(f"{name}/{span.lower()}")
+        except InvalidTopicName as error:
+            raise InvalidTopicName(f"Invalid bundle range: {span}", error.remedy) from error
+        boundaries = (await self._site.namespace_record(name)).boundaries
+        if bundle not in bundles_of(name, boundaries):
+            raise PreconditionFailed(
+                f"Invalid upper boundary for bundle {bundle}"
+                if bundle.low in boundaries
+                else f"Cannot find bundle {bundle} in the bundles list",
+                f"GET /admin/v2/namespaces/{name}/bundles lists them",
             )
         return bundle
 

@@ -9,10 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar.broker.administration.site import Site
-from magnetar.errors import NotAllowed, TopicExists, TopicNotFound
+from magnetar.errors import (
+    InUse,
+    InvalidRequest,
+    MagnetarError,
+    PreconditionFailed,
+    TopicExists,
+    TopicNotFound,
+)
 from magnetar.metadata import keys
 from magnetar.metadata.records import ClusterDataRecord
-from magnetar.names import CLUSTER_NAME, check_part
+from magnetar.names import CLUSTER_NAME
+from magnetar.rest.answers import check_named
 
 
 class Clusters:
@@ -32,30 +40,42 @@ class Clusters:
         if item is not None:
             return ClusterDataRecord.decode(item.value).data
         if name != CLUSTER_NAME:
-            raise TopicNotFound(f"Cluster {name} does not exist; create it with PUT")
+            raise _unknown(name)
         return {
             "serviceUrl": self._site.broker.context.http_url,
             "brokerServiceUrl": self._site.broker.service_url,
         }
 
-    async def write_cluster(self, name: str, data: dict[str, Any], create: bool) -> None:
-        check_part("cluster", name)
+    async def check(self, name: str, refusal: type[MagnetarError] = PreconditionFailed) -> None:
+        """Raises `refusal` for a cluster that is not known."""
+        if name not in await self.clusters():
+            raise refusal(f"Cluster {name} does not exist.", "GET /admin/v2/clusters lists them")
+
+    async def write_cluster(self, name: str, data: dict[str, Any] | None, create: bool) -> None:
+        check_named("cluster", name)
+        if data is None:
+            raise InvalidRequest("cluster data is required; send an object with its URLs")
         record = ClusterDataRecord(data)
         if create:
+            exists = TopicExists("Cluster already exists", f"change {name} with POST")
             if name == CLUSTER_NAME:
-                raise TopicExists(f"Cluster {name} already exists")
-            await self._site.create(keys.cluster_data(name), record.encode(), f"Cluster {name}")
+                raise exists
+            await self._site.create(keys.cluster_data(name), record.encode(), exists)
             return
         if name not in await self.clusters():
-            raise TopicNotFound(f"Cluster {name} does not exist; create it with PUT")
+            raise _unknown(name)
         await self._site.change(keys.cluster_data(name), ClusterDataRecord, lambda _current: record)
 
     async def delete_cluster(self, name: str) -> None:
         if name == CLUSTER_NAME:
-            raise NotAllowed(f"Cluster {name} is this one; it cannot be deleted")
+            raise InUse(f"Cluster not empty: {name} is this one; it cannot be deleted")
         current, _ = await self._site.change(
             keys.cluster_data(name), ClusterDataRecord, lambda current: current
         )
         if current is None:
-            raise TopicNotFound(f"Cluster {name} does not exist")
+            raise _unknown(name)
         await self._site.change(keys.cluster_data(name), ClusterDataRecord, lambda _current: None)
+
+
+def _unknown(name: str) -> TopicNotFound:
+    return TopicNotFound("Cluster does not exist", f"create {name} with PUT")

@@ -16,7 +16,7 @@ from magnetar.broker.bundles.balancing.policies import (
     isolation_policies,
     isolation_policy,
 )
-from magnetar.errors import LimitExceeded
+from magnetar.errors import InvalidRequest, LimitExceeded, MagnetarError
 from magnetar.metadata import keys
 from magnetar.metadata.records import ISOLATION_POLICIES, DocumentsRecord
 from magnetar.names import CLUSTER_NAME
@@ -35,11 +35,23 @@ class Documents:
         item = await self._site.broker.context.store.get(keys.documents(group))
         return dict(DocumentsRecord.decode(item.value).documents) if item is not None else {}
 
+    async def document(self, group: str, name: str, absent: MagnetarError) -> Any:
+        """Raises `absent`."""
+        found = (await self.documents(group)).get(name)
+        if found is None:
+            raise absent
+        return found
+
+    async def remove(self, group: str, name: str, absent: MagnetarError) -> None:
+        """Raises `absent`."""
+        await self.document(group, name, absent)
+        await self.write_document(group, name, None)
+
     async def write_document(self, group: str, name: str, value: Any) -> None:
         """Raises LimitExceeded if a group would hold more than `DOCUMENTS_MAX`, InvalidRequest for
         an isolation policy that no decision could read."""
         if value is not None and group.startswith(f"{ISOLATION_POLICIES}/"):
-            isolation_policy(name, value)
+            _check_isolation(name, value)
 
         def change(current: DocumentsRecord | None) -> DocumentsRecord | None:
             found = {**(current.documents if current is not None else {}), name: value}
@@ -64,6 +76,22 @@ class Documents:
             if primary or matches(policy.secondary, *texts):
                 return _isolation(broker, policy.name, policy.namespaces, primary)
         return _isolation(broker, None, (), False)
+
+
+def _check_isolation(name: str, policy: Any) -> None:
+    """Raises InvalidRequest."""
+    fault = "" if policy.get("namespaces") and policy.get("primary") else "namespaces and primary"
+    try:
+        if not fault and policy.get("auto_failover_policy"):
+            isolation_policy(name, policy)
+            return
+        fault = f"it needs {fault or 'auto_failover_policy'}"
+    except InvalidRequest as error:
+        fault = str(error)
+    raise InvalidRequest(
+        f"Invalid format of input policy data. policy: {name}",
+        f"{fault}: send namespaces, primary and auto_failover_policy",
+    )
 
 
 def _isolation(

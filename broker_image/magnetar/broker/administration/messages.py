@@ -17,18 +17,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from magnetar.broker.administration.site import Site
+from magnetar.broker.administration.subscriptions import no_subscription
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.broker.upkeep.expiry import write
 from magnetar.client.compression import decompress
 from magnetar.clock import elapsed_ms, iso8601
 from magnetar.errors import (
     InUse,
     InvalidRequest,
-    SubscriptionNotFound,
     TopicNotFound,
     UnsupportedCommand,
 )
 from magnetar.names import TopicName
+from magnetar.topics.ledgers import EARLIEST
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
 from magnetar.wire.entries import Entry, readable_entry, uncompressed
@@ -63,6 +65,9 @@ class FoundMessage:
     payload: Buffer
 
 
+TRY_PARTITION = ", please try do it on specific topic partition"
+
+
 class Messages:
     """Messages of topics, one at a time."""
 
@@ -70,8 +75,8 @@ class Messages:
         self._site = site
 
     async def peek(self, topic: TopicName, subscription: str, number: int) -> FoundMessage:
-        """The `number`-th (from 1) entry that is not acknowledged. Raises SubscriptionNotFound,
-        TopicNotFound if there are fewer."""
+        """The `number`-th (from 1) entry that is not acknowledged; an absent subscription is
+        created, at the first message. Raises TopicNotFound if there are fewer."""
         if number < 1:
             raise InvalidRequest(
                 f"position: {number} is out of range; 1 is the first message that is not "
@@ -79,16 +84,17 @@ class Messages:
             )
         host = await self._readable(topic, "Peek messages")
         found = host.subscriptions.get(subscription)
-        if found is None:
-            raise SubscriptionNotFound(f"Subscription {subscription} not found on topic {topic}")
+        if found is None:  # as Pulsar's: peeking is subscribing
+            found = host.open_subscription(subscription, EARLIEST, durable=True, properties={})
+            await write(found)
         left, cursor = number, found.core.cursor
         for low, high in cursor.unacknowledged(cursor.mark_delete, cursor.end):
             if left <= high - low:
                 return await _message(host, low + left - 1)
             left -= high - low
         raise TopicNotFound(
-            f"Message not found: subscription {subscription} has {number - left} messages before "
-            f"it, not {number}"
+            "Message not found",
+            f"subscription {subscription} has {number - left} messages before it, not {number}",
         )
 
     async def examine(self, topic: TopicName, origin: str, number: int) -> FoundMessage:
@@ -101,29 +107,31 @@ class Messages:
             raise InvalidRequest(
                 f"initialPosition: {origin!r} is not known; use earliest or latest"
             )
-        host = await self._readable(topic, "Examine messages")
+        host = await self._readable(topic, "Examine messages", TRY_PARTITION)
         first, end = host.core.ledgers.first, host.core.ledgers.end
         if first == end:
             raise InUse(
-                "Could not examine messages due to the total message is zero; publish one first"
+                "Could not examine messages due to the total message is zero", "publish one first"
             )
         offset = min(max(number, 1), end - first) - 1
         return await _message(host, first + offset if origin == "earliest" else end - 1 - offset)
 
     async def message(self, topic: TopicName, position: tuple[int, int]) -> FoundMessage:
         """The entry with this id. Raises TopicNotFound."""
-        host = await self._readable(topic, "Reading messages by id")
+        host = await self._readable(
+            topic, "GetMessageById", words="GetMessageById is not allowed on partitioned-topic"
+        )
         ordinal = host.core.ledgers.find(position)
         if ordinal is None:
             raise TopicNotFound(
-                f"Message not found: topic {topic} has no entry {position[0]}:{position[1]}"
+                "Message id not found", f"topic {topic} has no entry {position[0]}:{position[1]}"
             )
         return await _message(host, ordinal)
 
     async def message_id_at(self, topic: TopicName, timestamp_ms: int) -> dict[str, Any]:
         """The id of the first message published at this time or later; behind the last one if
         there is none."""
-        host = await self._readable(topic, "Getting message ID by timestamp")
+        host = await self._readable(topic, "Get message ID by timestamp", TRY_PARTITION)
         ledgers = host.core.ledgers
         ordinal = await first_published_at(host, timestamp_ms)
         if ordinal < ledgers.end:
@@ -135,7 +143,11 @@ class Messages:
 
     async def backlog_size(self, topic: TopicName, position: tuple[int, int]) -> int:
         """About how many bytes follow `position`."""
-        host = await self._readable(topic, "Measuring a backlog")
+        host = await self._readable(
+            topic,
+            "calculate backlog size",
+            words="calculate backlog size is not allowed for partitioned-topic",
+        )
         core = host.core
         core.age(elapsed_ms(host.context.clock))
         return core.ages.bytes_from(core.ledgers.ordinal_after(position), core.ledgers.end)
@@ -143,26 +155,29 @@ class Messages:
     async def analyze_backlog(self, topic: TopicName, subscription: str) -> dict[str, Any]:
         """Entries that are not acknowledged, as they are counted all the time: nothing is read,
         so messages in batches are not counted."""
-        host = await self._readable(topic, "Analyzing a backlog")
+        host = await self._readable(topic, "Analyze backlog", TRY_PARTITION)
         found = host.subscriptions.get(subscription)
         if found is None:
-            raise SubscriptionNotFound(f"Subscription {subscription} not found on topic {topic}")
+            raise no_subscription(topic, subscription)
         return {
             "entries": found.core.backlog,
             "filterAcceptedEntries": found.core.backlog,
             "aborted": False,
         }
 
-    async def _readable(self, topic: TopicName, what: str) -> TopicHost:
-        """The topic, if its messages can be read one by one. Raises UnsupportedCommand if not."""
+    async def _readable(
+        self, topic: TopicName, what: str, more: str = "", *, words: str = ""
+    ) -> TopicHost:
+        """The topic, if its messages can be read one by one. Raises UnsupportedCommand if not, of
+        a partitioned topic in Pulsar's `words` if they are others, or with `more` of them."""
         if not topic.persistent:
             raise UnsupportedCommand(
-                f"{what} on a non-persistent topic is not allowed: it keeps none"
+                f"{what} on a non-persistent topic is not allowed", "it keeps no message"
             )
         if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise UnsupportedCommand(
-                f"{what} on a partitioned topic is not allowed; ask for one of its partitions "
-                f"({topic}-partition-0)"
+                words or f"{what} on a partitioned topic is not allowed{more}",
+                f"ask for one of its partitions ({topic}-partition-0)",
             )
         return await self._site.host(topic)
 

@@ -13,14 +13,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from magnetar.broker.administration.references import References
 from magnetar.broker.administration.site import ATTEMPTS_MAX, Site
 from magnetar.broker.administration.topics import Topics
 from magnetar.broker.topics.topic_registry import entered_topic
 from magnetar.errors import (
     NamespaceNotFound,
     NotAllowed,
+    PreconditionFailed,
     StoreError,
     StoreUnavailable,
+    TopicExists,
     TopicNotFound,
 )
 from magnetar.metadata import keys
@@ -32,7 +35,8 @@ from magnetar.metadata.records import (
 )
 from magnetar.metadata.store import Compare, Delete
 from magnetar.names import CLUSTER_NAME, NamespaceName, TopicName
-from magnetar.policies import check
+from magnetar.policies import checked
+from magnetar.rest.answers import check_named
 
 RATES = frozenset(
     {
@@ -52,17 +56,38 @@ R = TypeVar("R", NamespaceRecord, TenantRecord)
 class Namespaces:
     """Namespaces as a whole."""
 
-    def __init__(self, site: Site, topics: Topics) -> None:
-        self._site, self._topics = site, topics
+    def __init__(self, site: Site, topics: Topics, references: References) -> None:
+        self._site, self._topics, self._references = site, topics, references
 
     async def namespaces(self, tenant: str) -> list[str]:
-        return self.of_tenant(tenant)
+        """Raises TopicNotFound for an absent tenant."""
+        check_named("tenant", tenant)
+        found = self.of_tenant(tenant)
+        if not found:
+            await self._tenant(tenant, TopicNotFound("Tenant not found", "create it with PUT"))
+        return found
+
+    async def _tenant(self, name: str, absent: TopicNotFound) -> None:
+        """Raises `absent` if there is no such tenant."""
+        if self.of_tenant(name):
+            return
+        if await self._site.broker.context.store.get(keys.tenant(name)) is None:
+            raise absent
 
     def of_tenant(self, tenant: str) -> list[str]:
         return sorted(
             name
             for name in self._site.broker.views.namespaces.items
             if name.partition("/")[0] == tenant
+        )
+
+    def of_group(self, group: str) -> list[str]:
+        """Namespaces that are in a resource group."""
+        found = self._site.broker.views.namespaces.items.items()
+        return sorted(
+            name
+            for name, viewed in found
+            if viewed.record.policies.get("resource_group_name") == group
         )
 
     async def namespace(self, name: NamespaceName) -> dict[str, Any]:
@@ -82,12 +107,29 @@ class Namespaces:
     async def create_namespace(
         self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]
     ) -> None:
+        await self._tenant(
+            name.tenant,
+            TopicNotFound("Tenant does not exist", f"PUT /admin/v2/tenants/{name.tenant} first"),
+        )
+        await self._references.namespace(name, policies)
+        await self.write_namespace(name, boundaries, policies)
+
+    async def write_namespace(
+        self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]
+    ) -> None:
+        """Create a namespace, whatever it is named. Raises InvalidRequest, TopicExists."""
         own = {key: _of_this_cluster(key, value) for key, value in policies.items()}
-        policies = {key: value for key, value in own.items() if value is not None}
-        check(policies)
-        record = NamespaceRecord(boundaries, policies, bundles_created=len(boundaries) - 1)
+        try:
+            kept = checked(own)
+        except PreconditionFailed as error:
+            if not error.fault.startswith("message_ttl_in_seconds"):
+                raise
+            raise PreconditionFailed(
+                "Invalid value for message TTL", f"{error.fault}; {error.remedy}"
+            ) from error
+        record = NamespaceRecord(boundaries, kept, bundles_created=len(boundaries) - 1)
         revision = await self._site.create(
-            keys.namespace(name), record.encode(), f"namespace {name}"
+            keys.namespace(name), record.encode(), TopicExists("Namespace already exists")
         )
         self._site.broker.views.namespaces.observe(str(name), record.encode(), revision)
 
@@ -100,7 +142,10 @@ class Namespaces:
         mark, is found by the transaction that would remove the record; one whose entry comes after
         that has none.
         """
-        refuse_deletion(name, await self._site.namespace_record(name))
+        try:
+            refuse_deletion(name, await self._site.namespace_record(name))
+        except NamespaceNotFound as error:
+            raise _absent(name) from error
         if not force:
             # without a mark that would hold up who uses it
             _refuse_unless_empty(name, (await self._entered(name))[1])
@@ -127,9 +172,7 @@ class Namespaces:
 
         def mark(current: NamespaceRecord | None) -> NamespaceRecord:
             if current is None:
-                raise NamespaceNotFound(
-                    f"Namespace {name} does not exist (any more); there is nothing to delete"
-                )
+                raise _absent(name)
             refuse_deletion(name, current)
             if current.deleting != own and live.get(current.deleting) is not None:
                 raise NotAllowed(f"namespace {name} is being deleted by {current.deleting} already")
@@ -214,13 +257,17 @@ class Namespaces:
         )
 
 
+def _absent(name: NamespaceName) -> NamespaceNotFound:
+    return NamespaceNotFound(f"Namespace {name} does not exist.", "there is nothing to delete")
+
+
 def _refuse_unless_empty(name: NamespaceName, entered: Mapping[TopicName, int]) -> None:
     """Raises NotAllowed if topics are entered in a namespace."""
     if entered:
         shown = ", ".join(sorted(map(str, entered))[:5])
         raise NotAllowed(
-            f"Cannot delete non empty namespace {name}: it has {len(entered)} topics ({shown}); "
-            "delete them or force it"
+            "Cannot delete non empty namespace",
+            f"{name} has {len(entered)} topics ({shown}): delete them or force it",
         )
 
 

@@ -237,8 +237,9 @@ def _decoded(answer: _Answer, http_url: str) -> Any:
             f"broker {http_url} answered with something that is not JSON; try again"
         ) from error
     if answer.status >= 300:
-        reason = value.get("reason") if isinstance(value, dict) else None
+        answered = value if isinstance(value, dict) else {}
         raise REFUSALS.get(answer.status, ServiceNotReady)(
-            f"broker {http_url}: {reason or answer.status}"
+            str(answered.get("reason") or f"it answered with {answer.status}"),
+            f"broker {http_url} says so: {answered['remedy']}" if answered.get("remedy") else "",
         )
     return value

@@ -15,9 +15,7 @@ from typing import Any
 
 from magnetar.broker.administration.site import Site
 from magnetar.broker.topics.effective_policies import PROPERTY, own_policies
-from magnetar.errors import (
-    NamespaceNotFound,
-)
+from magnetar.errors import NamespaceNotFound, PreconditionFailed
 from magnetar.metadata import keys
 from magnetar.metadata.owned_fields import refuse_edit
 from magnetar.metadata.records import (
@@ -25,8 +23,14 @@ from magnetar.metadata.records import (
     TopicPoliciesRecord,
 )
 from magnetar.names import NamespaceName, TopicName
-from magnetar.policies import check
+from magnetar.policies import checked, contradict
 
+RETENTION, QUOTAS = "retention_policies", "backlog_quota_map"
+QUOTA_BEYOND_RETENTION = (
+    "Backlog Quota exceeds configured retention quota for namespace. Please increase retention "
+    "quota and retry"
+)
+RETENTION_BELOW_QUOTA = "Retention Quota must exceed configured backlog quota for namespace."
 USER_PREFIX = "user."
 NAMESPACE_PROPERTIES = "properties"
 Edit = Callable[[dict[str, Any]], None]
@@ -61,9 +65,7 @@ class Policies:
     async def _edit_namespace(self, name: NamespaceName, edit: Edit) -> None:
         def change(current: NamespaceRecord | None) -> NamespaceRecord:
             if current is None:
-                raise NamespaceNotFound(
-                    f"Namespace {name} does not exist; create it with PUT or a TopicNamespace"
-                )
+                raise NamespaceNotFound.named(name)
             edited = _edited(current.policies, edit)
             refuse_edit(current, edited)
             return replace(current, policies=edited)
@@ -126,9 +128,22 @@ class Policies:
 
 
 def _edited(policies: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
-    """A copy of `policies`, edited and checked; what is null is gone. Raises InvalidRequest."""
+    """A copy of `policies`, edited and checked; what is null is gone. What was stored before is
+    neither checked again nor lost. Raises InvalidRequest, PreconditionFailed, NotOffered."""
     changed = dict(policies)
     edit(changed)
-    kept = {key: value for key, value in changed.items() if value is not None}
-    check(kept)
+    new = checked({key: value for key, value in changed.items() if value != policies.get(key)})
+    kept = {
+        key: new.get(key, value)
+        for key, value in changed.items()
+        if value is not None and (key in new or value == policies.get(key))
+    }
+    if contradict(new | {key: kept[key] for key in kept.keys() & {RETENTION, QUOTAS}}):
+        raise PreconditionFailed(
+            *(
+                (QUOTA_BEYOND_RETENTION, "raise retention first, or set a lower quota")
+                if QUOTAS in new
+                else (RETENTION_BELOW_QUOTA, "lower the backlog quota first, or retain more")
+            )
+        )
     return kept

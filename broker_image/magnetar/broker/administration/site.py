@@ -20,6 +20,7 @@ from magnetar.errors import (
     ServiceNotReady,
     StoreUnavailable,
     TopicExists,
+    TopicNotFound,
 )
 from magnetar.metadata import keys
 from magnetar.metadata.codec import Record
@@ -82,13 +83,13 @@ class Site:
 
     # --- records ----------------------------------------------------------------------------------
 
-    async def create(self, key: str, value: bytes, what: str) -> int:
-        """Write a new key; its revision. Raises TopicExists."""
+    async def create(self, key: str, value: bytes, exists: TopicExists) -> int:
+        """Write a new key; its revision. Raises `exists` if it is there."""
         result = await self.broker.context.store.transact(
             [Compare(key, "create", "=", 0)], [Put(key, value)]
         )
         if not result.succeeded:
-            raise TopicExists(f"{what} already exists")
+            raise exists
         return result.revision
 
     async def change(
@@ -110,13 +111,13 @@ class Site:
                 return wanted, result.revision
         raise StoreUnavailable(f"{key} is changed by others all the time; try again")
 
-    async def namespace_record(self, name: NamespaceName) -> NamespaceRecord:
-        """Raises NamespaceNotFound."""
+    async def namespace_record(
+        self, name: NamespaceName, said: str = "Namespace does not exist"
+    ) -> NamespaceRecord:
+        """Raises NamespaceNotFound in these words."""
         item = await self.broker.context.store.get(keys.namespace(name))
         if item is None:
-            raise NamespaceNotFound(
-                f"Namespace {name} does not exist; create it with PUT or a TopicNamespace"
-            )
+            raise NamespaceNotFound.named(name, said)
         return NamespaceRecord.decode(item.value)
 
     async def change_namespace(
@@ -148,6 +149,13 @@ class Site:
         """The topic as served here. Raises TopicNotFound, NotOwner, NamespaceNotFound."""
         await self.served_here(topic)
         return await self.broker.service.open_topic(topic, create=create)
+
+    async def refuse_partitioned(self, topic: TopicName) -> None:
+        """Raises TopicNotFound for a topic that has partitions: it is none itself."""
+        if await self.parts(topic) != [topic]:
+            raise TopicNotFound(
+                f"Topic {topic} not found", f"ask for a partition ({topic}-partition-0)"
+            )
 
     async def parts(self, topic: TopicName) -> list[TopicName]:
         """The partitions of a partitioned topic, or the topic itself."""

@@ -19,6 +19,7 @@ from magnetar.broker.upkeep.expiry import expire, expire_to, skip, write
 from magnetar.errors import (
     InUse,
     InvalidRequest,
+    NotAllowed,
     SubscriptionNotFound,
     TopicExists,
     UnsupportedCommand,
@@ -27,6 +28,12 @@ from magnetar.names import TopicName
 from magnetar.topics.ledgers import LATEST
 
 T = TypeVar("T")
+
+
+def no_subscription(topic: TopicName, name: str) -> SubscriptionNotFound:
+    return SubscriptionNotFound(
+        f"Subscription {name} not found for topic {topic}", "GET .../subscriptions lists them"
+    )
 
 
 class Subscriptions:
@@ -52,6 +59,11 @@ class Subscriptions:
     ) -> None:
         """Raises TopicExists if it is there, TopicNotFound if the topic is not and its namespace
         forbids to create it."""
+        if not topic.persistent:
+            raise InvalidRequest(
+                "Create subscription on non-persistent topic can only be done through client; "
+                "subscribe to it"
+            )
         if self._site.broker.service.namespace_policies(
             topic.namespace_name
         ).auto_topic_creation.allowed:
@@ -62,7 +74,9 @@ class Subscriptions:
         async def create(part: TopicName) -> None:
             host = await self._site.host(part, create=True)
             if subscription in host.subscriptions:
-                raise TopicExists(f"Subscription {subscription} already exists for topic {part}")
+                raise TopicExists(
+                    "Subscription already exists for topic", f"{part} has {subscription!r}"
+                )
             start = position if position is not None else LATEST
             created = host.open_subscription(
                 subscription, start, durable=True, properties=dict(properties)
@@ -99,8 +113,8 @@ class Subscriptions:
             sessions = host.sessions()
             if sessions and not force:
                 raise InUse(
-                    f"Subscription {subscription} of {host.topic.name} has active connected "
-                    "consumers; close them first or force it"
+                    "Subscription has active connected consumers",
+                    f"close those of {subscription!r} of {host.topic.name} first, or force it",
                 )
             for session in sessions:
                 session.close_by_broker(None)
@@ -110,27 +124,37 @@ class Subscriptions:
 
     async def skip(self, topic: TopicName, subscription: str, count: int | None) -> None:
         """Skip the next `count` unacknowledged entries, or all of them (None)."""
+        if count is not None:
+            await self._one_topic(topic, "Skip messages on a partitioned topic is not allowed")
         what = f"/skip/{count}" if count is not None else "/skip_all"
         await self._on_each(topic, subscription, lambda host: skip(host, count), "POST", what)
 
     async def expire(self, topic: TopicName, subscription: str | None, seconds: int) -> None:
         """Acknowledge what is older than `seconds`, for one subscription or all of them."""
-        if seconds <= 0:
-            raise InvalidRequest(
-                f"expireMessages: {seconds} is out of range; send a number of seconds greater than "
-                "0"
+        if seconds < 0:
+            raise InvalidRequest(f"expireMessages: {seconds} is out of range; use 0 or more")
+        if not topic.persistent:
+            every = " for all subscriptions" if subscription is None else ""
+            raise UnsupportedCommand(
+                f"Expire messages{every} on a non-persistent topic is not allowed",
+                "it keeps no message",
             )
 
         async def act(part: TopicName) -> None:
             host = await self._site.host(part)
-            named = (
-                [await self._subscription(part, subscription)]
-                if subscription is not None
-                else host.subscriptions.values()
-            )
-            for found in list(named):
-                await expire(found, seconds)
-                await write(found)
+            if subscription is not None:
+                found = await self._subscription(part, subscription)
+                if not found.core.backlog and part == topic:
+                    raise NotAllowed(
+                        f"Expire message by timestamp not issued on topic {part} for subscription "
+                        f"{subscription} due to ongoing message expiration not finished or "
+                        "subscription almost catch  up.",
+                        "it has no backlog: there is nothing to expire",
+                    )
+            named = [found] if subscription is not None else host.subscriptions.values()
+            for one in list(named):
+                await expire(one, seconds)
+                await write(one)
 
         which = (
             f"subscription/{quote(subscription, safe='')}"
@@ -142,8 +166,11 @@ class Subscriptions:
     async def expire_to(
         self, topic: TopicName, subscription: str, position: tuple[int, int]
     ) -> None:
-        """Acknowledge everything up to `position`, which is one of a single partition."""
-        await self._one_topic(topic, "Expire message at position")
+        """Acknowledge everything up to `position`, which is one of a single partition. Raises
+        UnsupportedCommand, SubscriptionNotFound."""
+        await self._one_topic(
+            topic, "Expire message at position is not supported for partitioned-topic"
+        )
         await expire_to(await self._subscription(topic, subscription), position)
 
     async def reset_to_position(
@@ -151,7 +178,9 @@ class Subscriptions:
     ) -> None:
         """Make `position` (or, with `excluded`, the entry behind it) the next one to be
         delivered."""
-        await self._one_topic(topic, "Reset-cursor at position")
+        await self._one_topic(
+            topic, "Reset-cursor at position is not allowed for partitioned-topic"
+        )
         host = await self._subscription(topic, subscription)
         ledgers = host.topic.core.ledgers
         await reset(host, ledgers.ordinal_after(position) if excluded else ledgers.clamp(position))
@@ -182,17 +211,15 @@ class Subscriptions:
         path = f"/subscription/{quote(subscription, safe='')}{suffix}"
         return await self._site.on_each(topic, act_here, method, path, body)
 
-    async def _one_topic(self, topic: TopicName, what: str) -> None:
+    async def _one_topic(self, topic: TopicName, said: str) -> None:
         """Raises UnsupportedCommand for a partitioned topic, on which a position means nothing."""
         if topic.partition < 0 and await self._site.broker.service.partitions(topic):
-            raise UnsupportedCommand(
-                f"{what} is not allowed for partitioned-topic {topic}; name one of its partitions"
-            )
+            raise UnsupportedCommand(said, f"name one of the partitions of {topic}")
 
     async def _subscription(self, topic: TopicName, name: str) -> SubscriptionHost:
         """A durable subscription of a topic served here. Raises SubscriptionNotFound,
         TopicNotFound, NotOwner."""
         found = (await self._site.host(topic)).subscriptions.get(name)
         if found is None:
-            raise SubscriptionNotFound(f"Subscription {name} not found on topic {topic}")
+            raise no_subscription(topic, name)
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from magnetar.broker.administration.moves import Moves
 from magnetar.broker.administration.peers import ask_peer
@@ -24,6 +24,8 @@ from magnetar.errors import (
     InUse,
     NotAllowed,
     NotOwner,
+    NotPersistent,
+    PreconditionFailed,
     TopicExists,
     TopicNotFound,
     UnsupportedCommand,
@@ -78,12 +80,13 @@ class Topics:
         and `force` is not set, NotAllowed for a partitioned topic."""
         if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise NotAllowed(
-                f"topic {topic} is partitioned; DELETE {topic.local}/partitions deletes it with "
-                "its partitions"
+                f"{topic} is a partitioned topic, instead of calling delete topic, please call "
+                "delete-partitioned-topic.",
+                f"DELETE {topic.local}/partitions deletes it with its partitions",
             )
         host = await self._existing(topic)
         if host is None:
-            raise TopicNotFound(f"Topic {topic} not found; there is nothing to delete")
+            raise TopicNotFound(f"Topic {topic} not found", "there is nothing to delete")
         if not force:
             _check_unused(host)
         await host.bundle.delete_topic(topic, keep_schema=not with_schema)
@@ -101,10 +104,7 @@ class Topics:
         """
         parts = await self._site.parts(topic)
         if parts == [topic]:
-            raise TopicNotFound(
-                f"Topic partitions {topic} not found: the topic is not partitioned or does not "
-                "exist"
-            )
+            await self._refuse_whole(topic)
         if not force:
             await self._check_each(parts)
         await self._delete_each(parts, force)
@@ -116,6 +116,16 @@ class Topics:
         await self._delete_each(parts, force=True)
         if with_schema:
             await self._site.broker.service.schemas.erase_with_topic(topic)
+
+    async def _refuse_whole(self, topic: TopicName) -> NoReturn:
+        """Raises what deleting the partitions of a topic without any is refused with."""
+        if self._site.broker.ownership.registry.holds(topic):
+            raise NotAllowed(
+                f"{topic} is a non-partitioned topic. Instead of calling delete-partitioned-topic "
+                "please call delete.",
+                f"DELETE {topic.local} deletes it",
+            )
+        raise TopicNotFound(f"Topic {topic} not found.", "there is nothing to delete")
 
     async def _check_each(self, parts: list[TopicName]) -> None:
         """Raises InUse if one of these partitions has clients, at its owner."""
@@ -163,9 +173,9 @@ class Topics:
         await self._site.broker.service.partitioning.create(topic, partitions)
 
     async def grow_partitions(self, topic: TopicName, partitions: int) -> None:
-        await self._site.broker.service.partitioning.grow(
-            topic, partitions, tuple(await self._subscriptions.subscriptions(topic))
-        )
+        partitioned = await self._site.broker.service.partitions(topic)
+        subscriptions = await self._subscriptions.subscriptions(topic) if partitioned else ()
+        await self._site.broker.service.partitioning.grow(topic, partitions, tuple(subscriptions))
 
     async def stats(self, topic: TopicName) -> dict[str, Any]:
         return topic_stats(await self._site.host(topic))
@@ -176,7 +186,7 @@ class Topics:
     async def partitioned_stats(self, topic: TopicName, per_partition: bool) -> dict[str, Any]:
         count = await self._site.broker.service.partitions(topic)
         if not count:
-            raise TopicNotFound(f"Partitioned Topic not found: {topic}")
+            raise _no_partitions(topic)
 
         async def one(part: TopicName) -> dict[str, Any]:
             try:
@@ -195,7 +205,7 @@ class Topics:
     async def partitioned_internal_stats(self, topic: TopicName) -> dict[str, Any]:
         count = await self._site.broker.service.partitions(topic)
         if not count:
-            raise TopicNotFound(f"Partitioned Topic not found: {topic}")
+            raise _no_partitions(topic)
         found = await self._site.on_each(topic, self.internal_stats, "GET", "/internalStats")
         return {
             "metadata": {"partitions": count, "deleted": False},
@@ -204,7 +214,12 @@ class Topics:
 
     async def last_message_id(self, topic: TopicName) -> dict[str, Any]:
         """MessageIdImpl of the last entry; with the index of its last message if that is a
-        batch."""
+        batch. Raises UnsupportedCommand, TopicNotFound: a partitioned topic has none."""
+        if not topic.persistent:
+            raise UnsupportedCommand(
+                "GetLastMessageId on a non-persistent topic is not allowed; it keeps no message"
+            )
+        await self._site.refuse_partitioned(topic)
         host = await self._site.host(topic)
         position, entry = await host.reader.last_message(read_compacted=False)
         found = _message_id(position, host.partition)
@@ -217,22 +232,35 @@ class Topics:
 
     async def terminate(self, topic: TopicName) -> dict[str, Any]:
         """Nothing can be published any more; the last message id. Raises UnsupportedCommand for
-        a partitioned topic."""
+        a partitioned topic, NotPersistent."""
+        if not topic.persistent:
+            raise NotPersistent("Need to provide a persistent topic name; delete this one")
         if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise UnsupportedCommand(
-                "Termination of a partitioned topic is not allowed; use "
-                f"{topic.local}/terminate/partitions"
+                "Termination of a partitioned topic is not allowed",
+                f"use {topic.local}/terminate/partitions",
             )
         host = await self._site.host(topic)
         return _message_id(await host.terminate(), host.partition)
 
     async def terminate_partitions(self, topic: TopicName) -> dict[str, Any]:
-        """Terminate every partition; the last message ids by partition number."""
+        """Terminate every partition; the last message ids by partition number. Raises
+        UnsupportedCommand for a topic without partitions."""
+        if not topic.persistent or await self._site.parts(topic) == [topic]:
+            raise UnsupportedCommand(
+                "Termination of a non-partitioned topic is not allowed using "
+                "partitioned-terminate, please use terminate commands",
+                f"POST {topic.local}/terminate",
+            )
         found = await self._site.on_each(topic, self.terminate, "POST", "/terminate")
         return {str(max(0, part.partition)): last for part, last in found.items()}
 
     async def trim(self, topic: TopicName) -> None:
-        """Drop now what retention lets go."""
+        """Drop now what retention lets go. Raises UnsupportedCommand."""
+        if not topic.persistent:
+            raise UnsupportedCommand(
+                "Trim on a non-persistent topic is not allowed; it keeps no message"
+            )
 
         async def act(part: TopicName) -> None:
             await trim_now(await self._site.host(part))
@@ -240,7 +268,10 @@ class Topics:
         await self._site.on_each(topic, act, "POST", "/trim")
 
     async def truncate(self, topic: TopicName) -> None:
-        """Skip everything for every subscription and drop it, whatever retention says."""
+        """Skip everything for every subscription and drop it, whatever retention says. Raises
+        PreconditionFailed."""
+        if not topic.persistent:
+            raise PreconditionFailed("unsupport truncate", "a non-persistent topic keeps nothing")
 
         async def act(part: TopicName) -> None:
             await (await self._site.host(part)).truncate()
@@ -267,13 +298,19 @@ class Topics:
 
     async def unload_topic(self, topic: TopicName, destination: str) -> None:
         """Hand the topic's bundle over, of a partitioned topic those of all partitions. Raises
-        NotOwner for a topic of another broker's."""
+        NotOwner for a topic of another broker's, TopicNotFound."""
         ownership, parts = self._site.broker.ownership, await self._site.parts(topic)
+        if parts == [topic]:
+            await self._site.host(topic)
         bundles = dict.fromkeys([await ownership.bundle_of(part) for part in parts])
         if parts == [topic]:
             await self._moves.unload(next(iter(bundles)), destination)
         else:
             await self._moves.unload_each(bundles, destination)
+
+
+def _no_partitions(topic: TopicName) -> TopicNotFound:
+    return TopicNotFound(f"Partitioned Topic {topic} not found", "ask for a partitioned topic")
 
 
 def _check_unused(host: TopicHost) -> None:
@@ -287,12 +324,14 @@ def _refuse_clients(topic: TopicName, producers: int, consumers: Mapping[str, in
     """Raises InUse if a topic has producers, or subscriptions with consumers."""
     if producers:
         raise InUse(
-            f"Topic {topic} has {producers} connected producers; close them first or force it"
+            "Topic has active producers/subscriptions",
+            f"{topic} has {producers} connected producers: close them first or force it",
         )
     if names := sorted(name for name, count in consumers.items() if count):
         raise InUse(
-            f"Topic {topic} has consumers connected to {', '.join(names[:5])}; close them first or "
-            "force it"
+            "Topic has active producers/subscriptions",
+            f"{topic} has consumers connected to {', '.join(names[:5])}: close them first or "
+            "force it",
         )
 
 

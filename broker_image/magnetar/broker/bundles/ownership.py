@@ -140,8 +140,9 @@ class Ownership:
             found = await self._context.store.get(keys.namespace(name))
             if found is None:
                 raise NamespaceNotFound(
-                    f"namespace {name} of topic {topic} does not exist; create it first "
-                    f"(TopicNamespace, or PUT /admin/v2/namespaces/{name})"
+                    "Namespace not found",
+                    f"create {name}, the namespace of topic {topic}, first "
+                    f"(TopicNamespace, or PUT /admin/v2/namespaces/{name})",
                 )
             self._views.namespaces.observe(str(name), found.value, found.mod_revision)
             record = NamespaceRecord.decode(found.value)

@@ -36,7 +36,7 @@ from magnetar.errors import (
     SubscriptionNotFound,
 )
 from magnetar.names import TopicName
-from magnetar.policies import SUBSCRIPTION_TYPES
+from magnetar.policy_shapes import SUBSCRIPTION_TYPES
 from magnetar.topics.dispatch.base import KeySharedMode, KeySharedPolicy, SubscriptionType
 from magnetar.topics.ledgers import EARLIEST, LATEST, Position
 from magnetar.topics.topic import check_subscription_name

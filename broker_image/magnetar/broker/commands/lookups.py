@@ -134,8 +134,9 @@ class Lookups:
         policy = self._ownership.policies.namespace(topic.namespace_name).auto_topic_creation
         if not asked or not policy.allowed:
             raise TopicNotFound(
-                f"Topic {topic} does not exist, and {'its namespace' if asked else 'this request'} "
-                "forbids creating it"
+                f"Topic {topic} does not exist",
+                f"create it first: {'its namespace' if asked else 'this request'} forbids creating "
+                "it by use",
             )
         if policy.type != PARTITIONED or topic.partition >= 0 or is_system_topic(topic):
             return 0

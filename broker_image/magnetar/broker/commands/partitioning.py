@@ -17,8 +17,8 @@ from magnetar.errors import (
     NamespaceNotFound,
     NotAllowed,
     PartitionsNotPossible,
+    PreconditionFailed,
     TopicExists,
-    TopicNotFound,
 )
 from magnetar.metadata import keys
 from magnetar.metadata.records import PartitionedTopicRecord
@@ -91,9 +91,9 @@ class Partitioning:
         """Raises TopicExists, InvalidPartitions, NotAllowed, NamespaceNotFound, StoreError."""
         self._check_number(partitions)
         if topic.partition >= 0:
-            raise PartitionsNotPossible(
-                f"topic {topic} is a partition itself; choose a name that does not end in "
-                "-partition-N"
+            raise PreconditionFailed(
+                "Partitioned Topic Name should not contain '-partition-'",
+                "choose a name that does not end in -partition-N",
             )
         await self._ownership.bundle_of(topic)
         self._registry.check_namespace(topic)
@@ -110,8 +110,8 @@ class Partitioning:
         if not result.succeeded:
             if not any(item.key == namespace for item in result.current):
                 raise NamespaceNotFound(
-                    f"namespace {topic.namespace_name} of topic {topic} does not exist (any more); "
-                    "create it first"
+                    "Namespace not found",
+                    f"{topic.namespace_name} of topic {topic} was deleted; create it first",
                 )
             raise TopicExists("This topic already exists")
         self._registry.observe(topic, record.encode(), result.revision)
@@ -122,24 +122,32 @@ class Partitioning:
         """Have at least `partitions`; new ones are born with `subscriptions`, so that what is
         published before their consumers look again is kept.
 
-        Raises TopicNotFound, NotAllowed for a plain topic, InvalidPartitions, StoreError.
+        Raises NotAllowed for a topic without partitions, PartitionsNotPossible, StoreError.
         """
-        self._check_number(partitions)
         key = keys.partitioned_topic(topic)
         while True:
             await self._ownership.bundle_of(topic)
             item = await self._context.store.get(key)
             if item is None:
-                raise TopicNotFound(f"topic {topic} does not exist; create it with PUT")
+                raise NotAllowed(
+                    f"Topic {topic} is not the partitioned topic.", "it does not exist; create it"
+                )
             record = PartitionedTopicRecord.decode(item.value)
             if not record.partitions:
                 raise NotAllowed(
-                    f"topic {topic} is not partitioned; its number of partitions cannot change"
+                    f"Topic {topic} is not the partitioned topic.",
+                    "its number of partitions cannot change",
                 )
             if partitions < record.partitions:
                 raise PartitionsNotPossible(
                     f"Desired partitions {partitions} can't be less than the current partitions "
                     f"{record.partitions}."
+                )
+            limit = self._context.settings.partitions_max
+            if partitions > limit:
+                raise PartitionsNotPossible(
+                    f"Desired partitions {partitions} can't be greater than the maximum partitions "
+                    f"per topic {limit}."
                 )
             born_with = tuple(sorted({*record.subscriptions, *subscriptions}))
             grown = PartitionedTopicRecord(
@@ -160,7 +168,10 @@ class Partitioning:
         limit = self._context.settings.partitions_max
         if not 1 <= partitions <= limit:
             raise InvalidPartitions(
-                f"Number of partitions should be more than 0 and at most {limit}, not {partitions}"
+                "Number of partitions should be more than 0"
+                if partitions < 1
+                else f"Number of partitions should be less than or equal to {limit}",
+                f"{partitions} is out of range: use 1..{limit}",
             )
 
     async def delete(self, topic: TopicName) -> None:

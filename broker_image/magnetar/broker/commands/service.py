@@ -238,7 +238,7 @@ class BrokerService:
                 else owned.non_persistent.topic(name, create)
             )
         if topic is None:
-            raise TopicNotFound(f"topic {name} does not exist; publish to it or create it first")
+            raise TopicNotFound(f"Topic {name} not found", "publish to it or create it first")
         for subscription in (
             partitioned.subscriptions if partitioned is not None and name.persistent else ()
         ):
@@ -326,7 +326,7 @@ class BrokerService:
         NamespaceNotFound."""
         known = self._views.namespaces.get(str(namespace)) is not None
         if not known and await self._context.store.get(keys.namespace(namespace)) is None:
-            raise NamespaceNotFound(f"namespace {namespace} does not exist; create it first")
+            raise NamespaceNotFound.named(namespace)
         return await self._lookups.topics(namespace, mode)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from magnetar.broker.administration.administration import BrokerAdministration
-from magnetar.rest.answers import NO_CONTENT, body, object_of
+from magnetar.rest.answers import NO_CONTENT, body, object_or_none
 from magnetar.rest.rights import Asked
 
 CLUSTER = {
@@ -50,7 +50,7 @@ def _add_clusters(router: APIRouter, admin: BrokerAdministration) -> None:
     )
     async def create_cluster(cluster: str, request: Request) -> None:
         """Make a cluster known."""
-        await admin.clusters.write_cluster(cluster, await object_of(request), create=True)
+        await admin.clusters.write_cluster(cluster, await object_or_none(request), create=True)
 
     @router.post(
         "/clusters/{cluster}",
@@ -60,7 +60,7 @@ def _add_clusters(router: APIRouter, admin: BrokerAdministration) -> None:
     )
     async def update_cluster(cluster: str, request: Request) -> None:
         """Replace what is known about a cluster."""
-        await admin.clusters.write_cluster(cluster, await object_of(request), create=False)
+        await admin.clusters.write_cluster(cluster, await object_or_none(request), create=False)
 
     @router.delete("/clusters/{cluster}", status_code=NO_CONTENT, tags=["clusters"])
     async def delete_cluster(cluster: str) -> None:
@@ -87,7 +87,7 @@ def _add_tenants(router: APIRouter, admin: BrokerAdministration) -> None:
     )
     async def create_tenant(tenant: str, request: Request) -> None:
         """Create a tenant."""
-        await admin.tenants.write_tenant(tenant, await object_of(request), create=True)
+        await admin.tenants.write_tenant(tenant, await object_or_none(request), create=True)
 
     @router.post(
         "/tenants/{tenant}",
@@ -97,7 +97,7 @@ def _add_tenants(router: APIRouter, admin: BrokerAdministration) -> None:
     )
     async def update_tenant(tenant: str, request: Request) -> None:
         """Replace a tenant's roles and clusters."""
-        await admin.tenants.write_tenant(tenant, await object_of(request), create=False)
+        await admin.tenants.write_tenant(tenant, await object_or_none(request), create=False)
 
     @router.delete("/tenants/{tenant}", status_code=NO_CONTENT, tags=["tenants"])
     async def delete_tenant(tenant: str, force: bool = False) -> None:

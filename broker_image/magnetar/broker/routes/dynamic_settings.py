@@ -11,7 +11,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from magnetar.broker.administration.administration import BrokerAdministration
-from magnetar.errors import NotAllowed, TopicNotFound
+from magnetar.errors import PreconditionFailed
 from magnetar.rest.answers import NO_CONTENT
 from magnetar.rest.rights import Asked
 
@@ -40,24 +40,26 @@ def dynamic_settings_router(admin: BrokerAdministration, asked: Asked) -> APIRou
     @router.post("/{name}/{value:path}", status_code=NO_CONTENT)
     async def change(name: str, value: str) -> None:
         """Set a value for all brokers."""
-        _check(admin, name)
+        _check(admin, name, "update")
         await admin.dynamic_settings.change(name, value)
 
     @router.delete("/{name}", status_code=NO_CONTENT)
     async def restore(name: str) -> None:
         """Return to what each broker was started with."""
-        _check(admin, name)
+        _check(admin, name, "delete")
         await admin.dynamic_settings.change(name, None)
 
     return router
 
 
-def _check(admin: BrokerAdministration, name: str) -> None:
-    """Raises TopicNotFound, NotAllowed for a setting that does not change while brokers run."""
+def _check(admin: BrokerAdministration, name: str, act: str) -> None:
+    """Raises PreconditionFailed for a setting that does not change while brokers run."""
     if name in admin.dynamic_settings.names():
         return
-    if name not in admin.brokers.configuration():
-        raise TopicNotFound(
-            f"configuration: there is no setting {name!r}; brokers/configuration/runtime lists them"
-        )
-    raise NotAllowed(f"configuration.{name}: {FIXED.format(name=name.upper())}")
+    known = name in admin.brokers.configuration()
+    raise PreconditionFailed(
+        f"Can't {act} non-dynamic configuration",
+        f"{name}: {FIXED.format(name=name.upper())}"
+        if known
+        else f"there is no setting {name!r}: brokers/configuration/runtime lists them",
+    )

@@ -16,16 +16,17 @@ from magnetar.broker.administration.topics import ListMode
 from magnetar.broker.routes.topics import Destination
 from magnetar.errors import InvalidRequest
 from magnetar.names import DEFAULT_BUNDLES, PERSISTENT, boundaries_given, initial_boundaries
+from magnetar.policy_shapes import SHAPES
 from magnetar.rest.answers import (
     NAMESPACE,
     NO_CONTENT,
     Domain,
     Namespace,
     body,
-    body_of,
-    object_of,
+    shaped,
 )
 from magnetar.rest.rights import Asked
+from magnetar.shapes import LONG, TEXTS, Anything, Bean, Items
 
 BUNDLE = f"{NAMESPACE}/{{bundle:bundle}}"
 BOUNDARIES = {"type": "array", "items": {"type": "integer"}}
@@ -37,6 +38,12 @@ BUNDLES = {
     },
 }
 POLICIES = {"type": "object", "properties": {"bundles": BUNDLES}}
+POLICIES_SHAPE = Bean(
+    {
+        **dict.fromkeys(SHAPES, Anything()),  # read in one form where they are checked
+        "bundles": Bean({"numBundles": LONG, "boundaries": TEXTS}),
+    }
+)
 
 
 def namespace_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
@@ -63,7 +70,7 @@ def _add_life(router: APIRouter, admin: BrokerAdministration) -> None:
     )
     async def create_namespace(namespace: Namespace, request: Request) -> None:
         """Create a namespace."""
-        settings = await object_of(request)
+        settings = await shaped(request, "policies", POLICIES_SHAPE) or {}
         boundaries = _boundaries(settings.pop("bundles", None))
         given = {key: value for key, value in settings.items() if value is not None}
         await admin.namespaces.create_namespace(namespace, boundaries, given)
@@ -74,29 +81,22 @@ def _add_life(router: APIRouter, admin: BrokerAdministration) -> None:
         await admin.namespaces.delete_namespace(namespace, force)
 
 
-def _boundaries(bundles: Any) -> tuple[int, ...]:
+def _boundaries(bundles: dict[str, Any] | None) -> tuple[int, ...]:
     """Where Pulsar's BundlesData divides a namespace: at its boundaries, else into as many equal
     parts as it says. Raises InvalidRequest."""
-    if bundles is None:
-        return initial_boundaries(DEFAULT_BUNDLES)
-    if not isinstance(bundles, dict):
-        raise InvalidRequest(
-            f"bundles: {str(bundles)[:80]!r} is not an object; send one with numBundles or "
-            "boundaries"
+    given = bundles or {}
+    try:
+        if given.get("boundaries"):
+            return boundaries_given(given["boundaries"])
+        count = given.get("numBundles")
+        return initial_boundaries(DEFAULT_BUNDLES if count is None else count)
+    except InvalidRequest as error:
+        said = (
+            "Input bundles do not cover the whole hash range."
+            if given.get("boundaries")
+            else "Invalid number of bundles."
         )
-    boundaries, count = bundles.get("boundaries") or (), bundles.get("numBundles", DEFAULT_BUNDLES)
-    if not isinstance(boundaries, list | tuple):
-        raise InvalidRequest(
-            f"bundles.boundaries: {str(boundaries)[:80]!r} is not a list; send positions on the "
-            "ring as 0x40000000"
-        )
-    if boundaries:
-        return boundaries_given(boundaries)
-    if type(count) is not int:
-        raise InvalidRequest(
-            f"bundles.numBundles: {count!r} is not a number; send how many bundles there shall be"
-        )
-    return initial_boundaries(count)
+        raise InvalidRequest(f"{said} {error.fault}", error.remedy) from error
 
 
 def _add_lists(router: APIRouter, admin: BrokerAdministration) -> None:
@@ -185,14 +185,7 @@ def _add_moves(router: APIRouter, admin: BrokerAdministration) -> None:
         algorithm: Annotated[str, Query(alias="splitAlgorithmName")] = "",
     ) -> None:
         """Divide one bundle in two, or at the boundaries given."""
-        positions = await body_of(request)
-        if not isinstance(positions, list | None) or any(
-            type(found) is not int for found in positions or ()
-        ):
-            raise InvalidRequest(
-                f"body: {str(positions)[:80]} is not a list of whole numbers; send the boundaries "
-                "to split at, or none"
-            )
+        positions = await shaped(request, "body", Items(LONG))
         await admin.bundles.split_bundle(
             namespace, bundle, algorithm, positions or (), unload=unload
         )

@@ -13,8 +13,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from magnetar.broker.administration.administration import BrokerAdministration
-from magnetar.errors import InUse, InvalidRequest, TopicNotFound
+from magnetar.errors import InvalidRequest, NamespaceNotFound, TopicNotFound
 from magnetar.names import NamespaceName
+from magnetar.policy_shapes import ACTIONS
 from magnetar.rest.answers import (
     NAMESPACE,
     NO_CONTENT,
@@ -22,9 +23,10 @@ from magnetar.rest.answers import (
     Namespace,
     Topic,
     body,
-    body_of,
+    shaped,
 )
 from magnetar.rest.rights import Asked
+from magnetar.shapes import TEXTS, Choice, Items, Shape
 
 KEY = "auth_policies"
 BY_ROLE, BY_TOPIC, BY_SUBSCRIPTION = "namespace_auth", "destination_auth", "subscription_auth_roles"
@@ -57,15 +59,16 @@ async def _edit(
         stored[part] = {known: what for known, what in granted.items() if what}
         policies[KEY] = stored
 
-    await admin.policies.edit_policies(name, edit)
+    try:
+        await admin.policies.edit_policies(name, edit)
+    except NamespaceNotFound as error:
+        raise NamespaceNotFound.named(name, "Topic's namespace does not exist") from error
 
 
-async def _names(request: Request, field: str) -> list[str]:
-    found = await body_of(request)
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise InvalidRequest(
-            f"{field}: {str(found)[:80]!r} is not a list of names; send one in brackets"
-        )
+async def _names(request: Request, field: str, shape: Shape) -> list[str]:
+    found: list[str] | None = await shaped(request, field, shape)
+    if found is None:
+        raise InvalidRequest(f"{field}: the body is empty; send a list of names")
     return found
 
 
@@ -80,7 +83,7 @@ def _add_subscriptions(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("roles", NAMES))
     async def grant_subscription(namespace: Namespace, subscription: str, request: Request) -> None:
         """Let roles use a subscription."""
-        roles = await _names(request, f"permissions.{subscription}")
+        roles = await _names(request, f"permissions.{subscription}", TEXTS)
         await _edit(
             admin,
             namespace,
@@ -118,7 +121,7 @@ def _add_namespaces(router: APIRouter, admin: BrokerAdministration) -> None:
     )
     async def grant(namespace: Namespace, role: str, request: Request) -> None:
         """Let a role do something in a namespace."""
-        actions = await _names(request, f"permissions.{role}")
+        actions = await _names(request, f"permissions.{role}", Items(Choice(*ACTIONS)))
         await _edit(
             admin,
             namespace,
@@ -129,8 +132,6 @@ def _add_namespaces(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.delete(f"{NAMESPACE}/permissions/{{role}}", status_code=NO_CONTENT)
     async def revoke(namespace: Namespace, role: str) -> None:
         """Let a role do nothing in a namespace any more."""
-        if role not in await _granted(admin, namespace, BY_ROLE):
-            raise TopicNotFound(f"permissions: role {role!r} has none on namespace {namespace}")
         await _edit(admin, namespace, BY_ROLE, lambda granted: granted.pop(role, None))
 
 
@@ -153,7 +154,7 @@ def _add_topics(router: APIRouter, admin: BrokerAdministration) -> None:
     )
     async def grant_topic(topic: Topic, role: str, request: Request) -> None:
         """Let a role do something with a topic."""
-        actions = await _names(request, f"permissions.{role}")
+        actions = await _names(request, f"permissions.{role}", Items(Choice(*ACTIONS)))
 
         def change(granted: Granted) -> None:
             granted[str(topic.base)] = {**granted.get(str(topic.base), {}), role: actions}
@@ -163,13 +164,6 @@ def _add_topics(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.delete(f"{TOPIC}/permissions/{{role}}", status_code=NO_CONTENT)
     async def revoke_topic(topic: Topic, role: str) -> None:
         """Take from a role what it may do with a topic by the topic's own permissions."""
-        if role not in (await _granted(admin, topic.namespace_name, BY_TOPIC)).get(
-            str(topic.base), {}
-        ):
-            raise InUse(
-                f"Permissions are not set at the topic level: role {role!r} has none on "
-                f"{topic.base}; revoke it on the namespace"
-            )
 
         def change(granted: Granted) -> None:
             own = granted.get(str(topic.base), {})

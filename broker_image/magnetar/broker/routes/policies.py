@@ -19,9 +19,10 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.routes.subscriptions import PROPERTIES
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, PreconditionFailed
 from magnetar.names import NamespaceName, TopicName
-from magnetar.policies import DESTINATION_STORAGE, MESSAGE_AGE, backlog_quota
+from magnetar.policies import backlog_quota
+from magnetar.policy_shapes import BACKLOG_QUOTA, DESTINATION_STORAGE, MESSAGE_AGE
 from magnetar.rest.answers import (
     NAMESPACE,
     NO_CONTENT,
@@ -44,27 +45,37 @@ Target = Callable[..., NamespaceName | TopicName]
 
 @dataclass(frozen=True, slots=True)
 class PolicyRoute:
-    """One policy: its key in the record, what GET answers while it is not set (None: 204), and
-    whether clients send it as bare text."""
+    """One policy: its key in the record, what GET answers while it is not set (None: 204),
+    whether clients send it as bare text, and Pulsar's words for a value out of bounds."""
 
     key: str
     unset: Any = None
     text: bool = False
+    words: str = ""
 
 
 BOTH_LEVELS: Mapping[str, PolicyRoute] = {
     "retention": PolicyRoute("retention_policies"),
-    "messageTTL": PolicyRoute("message_ttl_in_seconds"),
+    "messageTTL": PolicyRoute(
+        "message_ttl_in_seconds",
+        words="Invalid value for message TTL, message TTL must >= 0",
+    ),
     "persistence": PolicyRoute("persistence"),
-    "maxConsumersPerSubscription": PolicyRoute("max_consumers_per_subscription"),
-    "maxSubscriptionsPerTopic": PolicyRoute("max_subscriptions_per_topic"),
+    "maxConsumersPerSubscription": PolicyRoute(
+        "max_consumers_per_subscription", words="maxConsumersPerSubscription must be 0 or more"
+    ),
+    "maxSubscriptionsPerTopic": PolicyRoute(
+        "max_subscriptions_per_topic", words="maxSubscriptionsPerTopic must be 0 or more"
+    ),
     "publishRate": PolicyRoute("publishMaxMessageRate"),
     "dispatchRate": PolicyRoute("topicDispatchRate"),
     "subscriptionDispatchRate": PolicyRoute("subscriptionDispatchRate"),
     "subscribeRate": PolicyRoute("clusterSubscribeRate"),
     "replicatorDispatchRate": PolicyRoute("replicatorDispatchRate"),
     "delayedDelivery": PolicyRoute("delayed_delivery_policies"),
-    "deduplicationSnapshotInterval": PolicyRoute("deduplicationSnapshotIntervalSeconds"),
+    "deduplicationSnapshotInterval": PolicyRoute(
+        "deduplicationSnapshotIntervalSeconds", words="interval must be greater than or equal to 0"
+    ),
     "inactiveTopicPolicies": PolicyRoute("inactive_topic_policies"),
     "compactionThreshold": PolicyRoute("compaction_threshold"),
     "watermarks": PolicyRoute("watermarks"),
@@ -85,13 +96,27 @@ NAMESPACE_POLICIES: Mapping[str, PolicyRoute] = {
     "deduplication": PolicyRoute("deduplicationEnabled"),
     "encryptionRequired": PolicyRoute("encryption_required", False),
     "autoTopicCreation": PolicyRoute("autoTopicCreationOverride"),
-    "maxProducersPerTopic": PolicyRoute("max_producers_per_topic"),
-    "maxConsumersPerTopic": PolicyRoute("max_consumers_per_topic"),
+    "maxProducersPerTopic": PolicyRoute(
+        "max_producers_per_topic", words="maxProducersPerTopic must be 0 or more"
+    ),
+    "maxConsumersPerTopic": PolicyRoute(
+        "max_consumers_per_topic", words="maxConsumersPerTopic must be 0 or more"
+    ),
     # Java's client cannot take null
-    "maxTopicsPerNamespace": PolicyRoute("max_topics_per_namespace", 0),
-    "maxUnackedMessagesPerConsumer": PolicyRoute("max_unacked_messages_per_consumer"),
-    "maxUnackedMessagesPerSubscription": PolicyRoute("max_unacked_messages_per_subscription"),
-    "subscriptionExpirationTime": PolicyRoute("subscription_expiration_time_minutes"),
+    "maxTopicsPerNamespace": PolicyRoute(
+        "max_topics_per_namespace", 0, words="maxTopicsPerNamespace must be 0 or more"
+    ),
+    "maxUnackedMessagesPerConsumer": PolicyRoute(
+        "max_unacked_messages_per_consumer", words="maxUnackedMessagesPerConsumer must be 0 or more"
+    ),
+    "maxUnackedMessagesPerSubscription": PolicyRoute(
+        "max_unacked_messages_per_subscription",
+        words="maxUnackedMessagesPerSubscription must be 0 or more",
+    ),
+    "subscriptionExpirationTime": PolicyRoute(
+        "subscription_expiration_time_minutes",
+        words="Invalid value for subscription expiration time",
+    ),
     "subscriptionAuthMode": PolicyRoute("subscription_auth_mode", "None"),
     "subscriptionTypesEnabled": PolicyRoute("subscription_types_enabled", []),
     "isAllowAutoUpdateSchema": PolicyRoute("is_allow_auto_update_schema", True),
@@ -113,12 +138,26 @@ NAMESPACE_POLICIES: Mapping[str, PolicyRoute] = {
 
 TOPIC_POLICIES: Mapping[str, PolicyRoute] = {
     **BOTH_LEVELS,
+    "maxConsumersPerSubscription": PolicyRoute(
+        "max_consumers_per_subscription", words="Invalid value for maxConsumersPerSubscription"
+    ),
+    "deduplicationSnapshotInterval": PolicyRoute(
+        "deduplicationSnapshotIntervalSeconds", words="interval must be 0 or more"
+    ),
     "deduplicationEnabled": PolicyRoute("deduplicationEnabled"),
-    "maxProducers": PolicyRoute("max_producers_per_topic"),
-    "maxConsumers": PolicyRoute("max_consumers_per_topic"),
-    "maxMessageSize": PolicyRoute("max_message_size"),
-    "maxUnackedMessagesOnConsumer": PolicyRoute("max_unacked_messages_per_consumer"),
-    "maxUnackedMessagesOnSubscription": PolicyRoute("max_unacked_messages_per_subscription"),
+    "maxProducers": PolicyRoute("max_producers_per_topic", words="maxProducers must be 0 or more"),
+    "maxConsumers": PolicyRoute("max_consumers_per_topic", words="maxConsumers must be 0 or more"),
+    "maxMessageSize": PolicyRoute(
+        "max_message_size",
+        words="topic-level maxMessageSize must be greater than or equal to 0 and must be smaller "
+        "than that in the broker-level",
+    ),
+    "maxUnackedMessagesOnConsumer": PolicyRoute(
+        "max_unacked_messages_per_consumer", words="maxUnackedNum must be 0 or more"
+    ),
+    "maxUnackedMessagesOnSubscription": PolicyRoute(
+        "max_unacked_messages_per_subscription", words="maxUnackedNum must be 0 or more"
+    ),
 }
 
 NamespacePolicy = Annotated[str, Path(json_schema_extra={"enum": list(NAMESPACE_POLICIES)})]
@@ -166,17 +205,27 @@ def policy_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
 
 
 async def _write(
-    admin: BrokerAdministration, target: NamespaceName | TopicName, key: str, value: Any
+    admin: BrokerAdministration, target: NamespaceName | TopicName, row: PolicyRoute, value: Any
 ) -> None:
-    """Set one policy, or remove it (None)."""
+    """Set one policy, or remove it (None). Raises what `Policies.edit_policies` does, in Pulsar's
+    words where the value is out of bounds."""
 
     def edit(policies: dict[str, Any]) -> None:
-        if value is None:
-            policies.pop(key, None)
-        else:
-            policies[key] = value
+        policies[row.key] = value
 
-    await admin.policies.edit_policies(target, edit)
+    try:
+        await admin.references.check(row.key, value, target)
+        await admin.policies.edit_policies(target, edit)
+    except PreconditionFailed as error:
+        if row.words and error.fault.startswith(f"{row.key}: "):
+            raise PreconditionFailed(row.words, f"{error.fault}; {error.remedy}") from error
+        raise
+
+
+async def _remove(
+    admin: BrokerAdministration, target: NamespaceName | TopicName, row: PolicyRoute
+) -> None:
+    await admin.policies.edit_policies(target, lambda policies: policies.update({row.key: None}))
 
 
 def _add_namespace_policies(router: APIRouter, admin: BrokerAdministration) -> None:
@@ -195,29 +244,24 @@ def _add_namespace_policies(router: APIRouter, admin: BrokerAdministration) -> N
         """Set a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
         value = await (text_of(request) if row.text else body_of(request))
-        await _write(admin, namespace, row.key, value)
+        await _write(admin, namespace, row, value)
 
     @router.delete(path, status_code=NO_CONTENT)
     async def remove(namespace: Namespace, policy: NamespacePolicy) -> None:
         """Remove a policy of a namespace."""
-        await _write(admin, namespace, NAMESPACE_POLICIES[policy].key, None)
+        await _remove(admin, namespace, NAMESPACE_POLICIES[policy])
 
     @router.delete(
         f"{NAMESPACE}/removeOffloadPolicies", status_code=NO_CONTENT, include_in_schema=False
     )
     async def remove_offload(namespace: Namespace) -> None:
         """Remove the offload policies of a namespace."""
-        await _write(
-            admin,
-            namespace,
-            NAMESPACE_POLICIES["offloadPolicies"].key,
-            None,
-        )
+        await _remove(admin, namespace, NAMESPACE_POLICIES["offloadPolicies"])
 
     @router.post(f"{NAMESPACE}/resourcegroup/{{group}}", status_code=NO_CONTENT)
     async def set_group(namespace: Namespace, group: str) -> None:
         """Name the resource group of a namespace."""
-        await _write(admin, namespace, NAMESPACE_POLICIES["resourcegroup"].key, group)
+        await _write(admin, namespace, NAMESPACE_POLICIES["resourcegroup"], group)
 
 
 def _add_topic_policies(router: APIRouter, admin: BrokerAdministration) -> None:
@@ -231,6 +275,7 @@ def _add_topic_policies(router: APIRouter, admin: BrokerAdministration) -> None:
     ) -> Response:
         """Return a policy of a topic; with `applied` that of its namespace where it has none."""
         row = TOPIC_POLICIES[policy]
+        _refuse_partition(topic)
         found = (await admin.policies.policies(topic, applied=applied)).get(row.key)
         return answer(row.unset if found is None else found)
 
@@ -243,14 +288,24 @@ def _add_topic_policies(router: APIRouter, admin: BrokerAdministration) -> None:
         ttl: Annotated[int | None, Query(alias="messageTTL")] = None,
     ) -> None:
         """Set a policy of a topic."""
+        _refuse_partition(topic)
         # The time to live of a topic travels as a query parameter, everything else as a body.
         value = ttl if ttl is not None and policy == "messageTTL" else await body_of(request)
-        await _write(admin, topic, TOPIC_POLICIES[policy].key, value)
+        await _write(admin, topic, TOPIC_POLICIES[policy], value)
 
     @router.delete(path, status_code=NO_CONTENT)
     async def remove(topic: Topic, policy: TopicPolicy) -> None:
         """Remove a policy of a topic."""
-        await _write(admin, topic, TOPIC_POLICIES[policy].key, None)
+        _refuse_partition(topic)
+        await _remove(admin, topic, TOPIC_POLICIES[policy])
+
+
+def _refuse_partition(topic: TopicName) -> None:
+    """Raises PreconditionFailed: partitions have the policies of their topic."""
+    if topic.partition >= 0:
+        raise PreconditionFailed(
+            "Not allowed to set/get topic policy for a partition", f"ask for those of {topic.base}"
+        )
 
 
 def _add_removal(router: APIRouter, admin: BrokerAdministration) -> None:
@@ -296,7 +351,8 @@ def _add_quotas(router: APIRouter, admin: BrokerAdministration, base: str, targe
         kind: Annotated[str, Query(alias="backlogQuotaType")] = DESTINATION_STORAGE,
     ) -> None:
         """Set a backlog quota."""
-        quota = backlog_quota("backlogQuota", await body_of(request))
+        given = BACKLOG_QUOTA.filled("backlogQuota", await object_of(request))
+        quota = backlog_quota("backlogQuota", given)
         value = {
             "limit": quota.limit_bytes,
             "limitSize": quota.limit_bytes,

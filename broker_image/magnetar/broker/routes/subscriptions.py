@@ -12,17 +12,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from magnetar.broker.administration.administration import BrokerAdministration
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, PreconditionFailed
 from magnetar.rest.answers import (
     NO_CONTENT,
     TOPIC,
     Topic,
     body,
-    body_of,
     object_of,
     strings_of,
 )
 from magnetar.rest.rights import Asked
+from magnetar.shapes import FLAG, INT, Bean, Whole
 
 SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
 MESSAGE_ID = {
@@ -42,6 +42,12 @@ NEW_SUBSCRIPTION = {
 }
 PROPERTIES = {"type": "object", "additionalProperties": {"type": "string"}}
 _LONG_MAX = (1 << 63) - 1
+_ID = Whole(-1, (1 << 64) - 1)
+IDENTIFIER = Bean(
+    {"ledgerId": _ID, "entryId": _ID, "partitionIndex": INT, "isExcluded": FLAG},
+    {"entryId": -1, "partitionIndex": -1, "isExcluded": False},
+)
+"""Pulsar's ResetCursorData."""
 
 
 def subscription_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
@@ -56,16 +62,11 @@ def subscription_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
 
 def position_of(found: dict[str, Any]) -> tuple[int, int] | None:
     """The position of a message id in JSON; None without one. Values that JavaScript or Go write
-    as unsigned are taken as signed."""
-    if "ledgerId" not in found:
+    as unsigned are taken as signed. Raises InvalidRequest."""
+    given = IDENTIFIER.filled("message id", found)
+    if given["ledgerId"] is None:
         return None
-    ledger, entry = found["ledgerId"], found.get("entryId", -1)
-    for name, value in (("ledgerId", ledger), ("entryId", entry)):
-        if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 1 << 64:
-            raise InvalidRequest(
-                f"{name}: {value!r} is not valid; send a message id with ledgerId and entryId"
-            )
-    return _signed(ledger), _signed(entry)
+    return _signed(given["ledgerId"]), _signed(given["entryId"])
 
 
 def _signed(value: int) -> int:
@@ -138,7 +139,7 @@ def _add_resets(router: APIRouter, admin: BrokerAdministration) -> None:
         position = position_of(found)
         if position is None:
             raise InvalidRequest("resetcursor: the body has no ledgerId; send a message id")
-        excluded = found.get("isExcluded") is True
+        excluded = bool(FLAG.read("isExcluded", found.get("isExcluded")))
         await admin.subscriptions.reset_to_position(topic, subscription, position, excluded)
 
 
@@ -167,11 +168,18 @@ def _add_skips(router: APIRouter, admin: BrokerAdministration) -> None:
     )
     async def expire_to(topic: Topic, subscription: str, request: Request) -> None:
         """Acknowledge everything up to a message id."""
-        found = await body_of(request)
-        position = position_of(found) if isinstance(found, dict) else None
+        found = await object_of(request)
+        position = position_of(found)
         if position is None:
             raise InvalidRequest(
                 "expireMessages: the body has no ledgerId; send a message id, or a time in the path"
+            )
+        index = IDENTIFIER.filled("message id", found)["partitionIndex"]
+        if index != topic.partition:
+            raise PreconditionFailed(
+                "Invalid parameter for expire message by position, partition index of passed in "
+                "message position doesn't match partition index for the topic",
+                f"send partitionIndex {topic.partition} with ids of {topic}",
             )
         await admin.subscriptions.expire_to(topic, subscription, position)
 

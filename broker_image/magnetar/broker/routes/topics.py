@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.routes.subscriptions import PROPERTIES
-from magnetar.errors import InvalidRequest
+from magnetar.errors import InvalidRequest, TopicNotFound
 from magnetar.rest.answers import (
     NO_CONTENT,
     TOPIC,
@@ -25,6 +25,8 @@ from magnetar.rest.answers import (
     strings_of,
 )
 from magnetar.rest.rights import Asked
+from magnetar.shapes import FLAG, INT, Bean
+from magnetar.shapes import PROPERTIES as STRINGS
 
 ONE_TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
 COUNT = {
@@ -36,6 +38,7 @@ COUNT = {
         },
     ]
 }
+METADATA = Bean({"partitions": INT, "deleted": FLAG, "properties": STRINGS})
 Destination = Annotated[
     str,
     Query(
@@ -123,20 +126,17 @@ def _add_partitions(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.post(f"{TOPIC}/createMissedPartitions", status_code=NO_CONTENT)
     async def create_missed(topic: Topic) -> None:
         """Make sure that all partitions exist, which they always do."""
-        await admin.topics.partitions(topic, False)
+        if not await admin.topics.partitions(topic, False):
+            raise TopicNotFound(f"Topic {topic} does not exist", "it has no partitions")
 
 
 async def _metadata(request: Request) -> tuple[int, dict[str, str]]:
     """The number of partitions in a body, bare or (with properties) as PartitionedTopicMetadata."""
     found = await body_of(request)
-    count = found.get("partitions") if isinstance(found, dict) else found
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise InvalidRequest(
-            f"partitions: {str(count)[:80]!r} is not a whole number; send how many there shall be"
-        )
-    return count, strings_of("properties", found.get("properties") or {}) if isinstance(
-        found, dict
-    ) else {}
+    given = METADATA.filled("metadata", found if isinstance(found, dict) else {"partitions": found})
+    if given["partitions"] is None:
+        raise InvalidRequest("partitions: the body is empty; send how many there shall be")
+    return given["partitions"], given["properties"] or {}
 
 
 def _add_statistics(router: APIRouter, admin: BrokerAdministration) -> None:

@@ -19,7 +19,8 @@ from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
 from magnetar.names import NamespaceName, TopicName
-from magnetar.policies import NO_SUBSCRIPTIONS, InactiveTopic, Policies, effective, readable
+from magnetar.policies import InactiveTopic, Policies, effective, readable
+from magnetar.policy_shapes import NO_SUBSCRIPTIONS
 
 if TYPE_CHECKING:
     from magnetar.broker.ports import ServedBundle

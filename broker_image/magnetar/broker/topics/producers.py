@@ -27,7 +27,7 @@ from magnetar.errors import (
     ServiceNotReady,
     TopicTerminated,
 )
-from magnetar.policies import REFUSE
+from magnetar.policy_shapes import REFUSE
 from magnetar.topics.deduplication import NOTHING
 from magnetar.topics.ledgers import TERMINATED
 from magnetar.topics.producers import Grant, Producer

@@ -211,8 +211,8 @@ class TopicRegistry:
         """
         if await self._want(owned, name, Wish.BORN) is False:
             raise NamespaceNotFound(
-                f"namespace {name.namespace_name} of topic {name} does not exist (any more); "
-                "create it first"
+                "Namespace not found",
+                f"{name.namespace_name} of topic {name} was deleted; create it first",
             )
 
     async def remove(

@@ -23,7 +23,7 @@ from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms
 from magnetar.errors import MagnetarError, ServiceNotReady, StoreError
-from magnetar.policies import CAUGHT_UP
+from magnetar.policy_shapes import CAUGHT_UP
 from magnetar.topics.retention import MARK_INTERVAL_MS, trim_point
 
 log = structlog.get_logger(__name__)

@@ -90,10 +90,12 @@ async def test_stats_tell_what_happened(tmp_path: Path) -> None:
 
 async def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> None:
     async def script(port: BrokerAdministration, _broker: Broker, _peer: Peer) -> None:
-        name, many = NamespaceName("a", "b"), TopicName.parse("persistent://a/b/many")
-        await port.namespaces.create_namespace(name, initial_boundaries(8), {"retention": 1})
+        name, many = NamespaceName("public", "b"), TopicName.parse("persistent://public/b/many")
+        await port.namespaces.create_namespace(
+            name, initial_boundaries(8), {"message_ttl_in_seconds": 1}
+        )
         found = await port.namespaces.namespace(name)
-        assert (found["bundles"]["numBundles"], found["retention"]) == (8, 1)
+        assert (found["bundles"]["numBundles"], found["message_ttl_in_seconds"]) == (8, 1)
         assert await port.topics.topics(name) == []
         await port.topics.create_partitions(many, 3)
         assert await port.topics.partitions(many, may_create=False) == 3

@@ -22,7 +22,7 @@ from magnetar.names import BundleName, NamespaceName, TopicName, initial_boundar
 from tests.support.brokers import CLOCK, Peer, Type, command_frame, open_peer, running_broker
 from tests.support.rest import Process
 
-NAME = NamespaceName("a", "b")
+NAME = NamespaceName("public", "b")
 TOPICS = [f"persistent://{NAME}/t{number}" for number in range(3)]
 
 

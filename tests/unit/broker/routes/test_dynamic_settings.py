@@ -15,7 +15,7 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import BROKER_CONFIGURATION, DocumentsRecord
 from tests.support.broker_pair import pair
 from tests.support.polling import until
-from tests.support.rest import broker_with_rest
+from tests.support.rest import broker_with_rest, told
 
 PATH = "/admin/v2/brokers/configuration"
 SHEDDER, PLACEMENT = STRATEGIES
@@ -44,7 +44,7 @@ async def test_a_bad_value_is_refused_by_name_and_remedy(
     tmp_path: Path, name: str, value: str, remedy: str
 ) -> None:
     async with broker_with_rest(tmp_path) as (_broker, rest, _peer):
-        reason = (await rest("POST", f"{PATH}/{name}/{value}", status=400))["reason"]
+        reason = told(await rest("POST", f"{PATH}/{name}/{value}", status=400))
         assert name in reason
         assert value in reason
         assert remedy in reason
@@ -85,12 +85,18 @@ def test_the_environment_gives_the_defaults() -> None:
     assert Settings.read(BALANCE.named()) == BALANCE
 
 
+ISOLATION = {
+    "namespaces": ["acme/.*"],
+    "auto_failover_policy": {"policy_type": "min_available", "parameters": {"min_limit": "1"}},
+}
+
+
 async def test_an_isolation_policy_is_checked_and_shown(tmp_path: Path) -> None:
     async with broker_with_rest(tmp_path) as (broker, rest, _peer):
         base = "/admin/v2/clusters/standalone/namespaceIsolationPolicies"
-        refused = await rest("POST", f"{base}/p", {"primary": ["("]}, status=400)
-        assert "not a regular expression" in refused["reason"]
-        policy = {"namespaces": ["acme/.*"], "primary": [broker.context.broker]}
+        refused = await rest("POST", f"{base}/p", {**ISOLATION, "primary": ["("]}, status=400)
+        assert "not a regular expression" in told(refused)
+        policy = {**ISOLATION, "primary": [broker.context.broker]}
         await rest("POST", f"{base}/p", policy)
         [shown] = await rest.get(f"{base}/brokers")
         assert (shown["policyName"], shown["primary"]) == ("p", True)

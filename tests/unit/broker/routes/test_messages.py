@@ -83,7 +83,7 @@ async def test_payloads_that_are_not_read_leave_no_room_for_more() -> None:
         asking = asyncio.create_task(slow.ask())
         await slow.began.wait()
         refused = await port.ask()
-        assert (refused.status_code, list(refused.json())) == (429, ["reason"])
+        assert (refused.status_code, list(refused.json())[:1]) == (429, ["reason"])
         large, port.payload = port.payload, b"small"
         assert (await port.ask()).content == b"small"
         port.payload = large

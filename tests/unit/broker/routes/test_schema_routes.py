@@ -73,7 +73,7 @@ async def test_what_does_not_fit_is_409_and_what_is_none_422(tmp_path: Path) -> 
                 ({"type": "KEY_VALUE", "schema": "[]"}, 422),
                 ({"type": "FANCY", "schema": ""}, 400),
                 ({"type": "AVRO", "schema": {}}, 400),
-                ({"type": "AVRO", "schema": "1", "properties": {"a": 1}}, 400),
+                ({"type": "AVRO", "schema": "1", "properties": {"a": [1]}}, 400),
             ):
                 await rest("POST", f"{SCHEMAS}/{path}", body, status=status)
         await rest("GET", f"{SCHEMAS}/schema/first", status=400)

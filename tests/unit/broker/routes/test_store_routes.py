@@ -84,7 +84,7 @@ async def test_strangers_are_refused(host: str, headers: dict[str, str]) -> None
         async with client_of(application, host, headers) as client:
             answer = await client.post(f"{ROUTES}/get", json={"key": "a"})
             assert answer.status_code == 409
-            assert list(answer.json()) == ["reason"]
+            assert "reason" in answer.json()
 
     await run(script)
 
