@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from magnetar.hosting.bounded import ENVIRONMENT_PREFIX, bounded_fields
+from magnetar.hosting.live_settings import LIVE
 from magnetar.hosting.settings import BrokerSettings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,12 +26,19 @@ INTRODUCTION = f"""# Settings of a broker
 Made from `broker_image/magnetar/hosting/settings.py` by `make docs`; do not edit.
 
 A `BrokerCluster` takes them in `spec.config` by these names, as numbers; the API server checks names and bounds, and
-`kubectl explain brokercluster.spec.config` shows this list. A change rolls the brokers one by one. A broker that is started by hand, and
+`kubectl explain brokercluster.spec.config` shows this list. A change rolls the brokers one by one, unless the setting is *live*: then
+running brokers follow it. A broker that is started by hand, and
 `magnetar standalone`, read them as `{ENVIRONMENT_PREFIX}<NAME>`, for example `{ENVIRONMENT_PREFIX}KEEP_ALIVE_S=20`, and refuse to start on a
-value out of bounds. Names that end in `_s` are seconds, in `_ms` milliseconds, in `_bytes` or `_bytes_max` bytes.
+value out of bounds.
 
-| setting | default | bounds | what it is |
-|---|---|---|---|
+Live settings also change by `pulsar-admin brokers update-dynamic-config --config NAME --value VALUE` (REST:
+`POST /admin/v2/brokers/configuration/NAME/VALUE`), for all brokers, until `delete-dynamic-config` returns to what each was
+started with; `list-dynamic-config` lists them, with those of [load balancing](load-balancing.md). A value that the
+`BrokerCluster` names wins. Settings of connections hold for connections made after the change. Other settings are refused
+there, with what to do instead. Names that end in `_s` are seconds, in `_ms` milliseconds, in `_bytes` or `_bytes_max` bytes.
+
+| setting | default | bounds | live | what it is |
+|---|---|---|---|---|
 """
 
 
@@ -46,6 +54,7 @@ def settings() -> list[dict[str, Any]]:
             "default": setting.default,
             "description": setting.metadata["what"],
             "field": OF_THE_OPERATOR.get(setting.name, ""),
+            "live": setting.name in LIVE,
         }
         for setting in bounded_fields(BrokerSettings)
     ]
@@ -65,6 +74,7 @@ def reference() -> str:
         bounds = f"{setting['minimum']:.15g}..{setting['maximum']:.15g}"
         rows.append(
             f"| `{setting['name']}` | {setting['default']:.15g} | {bounds} | "
+            f"{'yes' if setting['live'] else ''} | "
             f"{text[:1].upper()}{text[1:]}.{where} |\n"
         )
     return INTRODUCTION + "".join(rows)

@@ -87,7 +87,7 @@ def test_plan_says_what_would_happen_and_changes_nothing(scene: Scene, tmp_path:
     scene.merge(scene.path("brokerclusters", "main", "status"), {"status": {"brokers": brokers}})
     same = planned()
     assert (same["action"], same["objects"], same["restarts"]) == ("none", [], [])
-    changed = planned(replicas=1, config={"keep_alive_s": 11})
+    changed = planned(replicas=1, config={"moves_parallel_max": 11})
     assert {"field": "spec.replicas", "old": 2, "new": 1} in changed["changes"]
     assert changed["leaving"] == [{"broker": "main-broker-1", "bundles": 4}]
     assert changed["restarts"] == [{"broker": "main-broker-0", "reason": "Config"}]

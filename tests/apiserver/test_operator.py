@@ -78,7 +78,7 @@ async def test_a_steady_state_makes_no_write(scene: Scene, cluster_etcd: EtcdPro
         scene.create(
             "BrokerCluster",
             "main",
-            external(cluster_etcd, replicas=2, config={"keep_alive_s": 20}),
+            external(cluster_etcd, replicas=2, config={"moves_parallel_max": 20}),
         )
         scene.create(
             "TopicNamespace",
@@ -223,7 +223,7 @@ async def test_a_change_of_settings_rolls_one_broker_at_a_time(
         )
         before = {pod["metadata"]["uid"] for pod in scene.pods()}
         scene.merge(
-            scene.path("brokerclusters", "main"), {"spec": {"config": {"keep_alive_s": 11}}}
+            scene.path("brokerclusters", "main"), {"spec": {"config": {"moves_parallel_max": 11}}}
         )
         assert await replaced(scene, before, 3) >= 2
         await until("an Event for each", lambda: len(scene.events("Restarting")) == 3)
@@ -254,7 +254,7 @@ async def test_healthy_brokers_are_not_restarted_while_the_metadata_store_is_awa
         before = uids()
         waits = lambda: scene.condition(path, "Progressing").get("reason") == "RollWaits"  # noqa: E731
         with cluster_etcd.frozen():
-            scene.merge(path, {"spec": {"config": {"keep_alive_s": 11}}})
+            scene.merge(path, {"spec": {"config": {"moves_parallel_max": 11}}})
             await until("the roll waits, or begins", lambda: waits() or uids() != before)
             assert uids() == before
             assert cluster_etcd.endpoint in scene.condition(path, "Progressing")["message"]
@@ -293,7 +293,7 @@ async def test_a_record_that_this_operator_cannot_read_holds_no_restart(
         await until("Ready", lambda: scene.condition(path).get("status") == "True")
         before = {pod["metadata"]["uid"] for pod in scene.pods()}
         await brokers.store.put(keys.incarnation(f"main-broker-0.{'0' * 16}"), b'{"schema": 1000}')
-        scene.merge(path, {"spec": {"config": {"keep_alive_s": 11}}})
+        scene.merge(path, {"spec": {"config": {"moves_parallel_max": 11}}})
         assert await replaced(scene, before, 3) >= 2
         assert "IncarnationRecord" in scene.condition(path, "Degraded")["message"]
 

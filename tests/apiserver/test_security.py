@@ -151,7 +151,7 @@ async def test_keys_and_roles_are_followed_and_a_key_that_is_missing_restarts_no
         )
 
         scene.delete(scene.core("secrets", "tokens"))
-        scene.merge(path, {"spec": {"config": {"keep_alive_s": 9}}})
+        scene.merge(path, {"spec": {"config": {"moves_parallel_max": 9}}})
         await until(
             "the missing key is named again",
             lambda: degraded(scene)["reason"] == "TokenKeyMissing",

@@ -1,7 +1,7 @@
 """What every part of one broker shares.
 
 Owns: `BrokerContext`, the bundle of ports (clock, network, volume, store) and of this incarnation's
-identity. Imports: the ports. Invariant: nothing in it but the addresses of `listeners` changes
+identity. Imports: the ports. Invariant: nothing in it but the addresses of `listeners` and the `settings` changes
 while the incarnation lives; a fenced broker gets a new context.
 """
 
@@ -17,6 +17,7 @@ from magnetar.clock import Clock
 from magnetar.errors import StorageError
 from magnetar.hosting.advertised import Listeners
 from magnetar.hosting.computing import Compute, inline
+from magnetar.hosting.live_settings import LiveSettings
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
@@ -42,7 +43,7 @@ class BrokerContext:
     the event loop.
     """
 
-    settings: BrokerSettings
+    live: LiveSettings
     clock: Clock
     network: Network
     volume: Volume
@@ -62,6 +63,11 @@ class BrokerContext:
     http_url_tls: str = ""
     number: str = ""
     compute: Compute = inline
+
+    @property
+    def settings(self) -> BrokerSettings:
+        """Those of this moment."""
+        return self.live.now
 
     def check_log(self) -> None:
         """Raises StorageFull or StorageError while appended records would wait long. For callers

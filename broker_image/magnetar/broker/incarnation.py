@@ -26,6 +26,7 @@ from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.draining import Draining
+from magnetar.broker.following import SettingsFollower
 from magnetar.broker.gauges import damage_table, expose_access, expose_watermarks
 from magnetar.broker.metrics import BrokerMetrics
 from magnetar.broker.predecessors import fence_predecessors
@@ -37,6 +38,7 @@ from magnetar.hosting.advertised import Listeners
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.joining import check_restore, guarded, incarnation_number, join_cluster
 from magnetar.hosting.listeners import follow_addresses, open_listeners
+from magnetar.hosting.live_settings import LiveSettings
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
@@ -155,6 +157,8 @@ class Broker:
         self._log.on_sealed = self.ownership.file_sealed
         self._start_leader()
         self._keep_up("claim check", self._check_claim)
+        follower = SettingsFollower(self.context, self.views, self.ownership, self._connections)
+        self._keep_up("settings", follower.run)
         self.maintenance = Maintenance(
             self.context, self.views, self.ownership, lambda: self.leader.leading
         )
@@ -178,7 +182,7 @@ class Broker:
         self._connections.expose(self.metrics.gauge)
         expose_access(self.metrics, ports.security, ports.tls)
         return BrokerContext(
-            settings=self._settings,
+            live=LiveSettings(self._settings),
             clock=ports.clock,
             network=ports.network,
             volume=ports.volume,

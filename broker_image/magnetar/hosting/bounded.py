@@ -46,14 +46,21 @@ def environment_values(
                 low, high = setting.metadata["low"], setting.metadata["high"]
                 values[setting.name] = min(max(memory_limit_bytes // share, low), high)
             continue
-        convert = int if isinstance(setting.default, int) else float
-        try:
-            values[setting.name] = convert(text)
-        except ValueError as error:
-            raise InvalidRequest(
-                f"{variable(setting.name)}={text!r} is not a number ({setting.metadata['what']})"
-            ) from error
+        values[setting.name] = number_of(setting, text)
     return values
+
+
+def number_of(setting: dataclasses.Field[Any], text: str) -> float:
+    """The value of a setting as text; true and false are 1 and 0. Raises InvalidRequest naming
+    variable and value."""
+    convert = int if isinstance(setting.default, int) else float
+    switches = {"true": "1", "false": "0"} if setting.metadata["high"] == 1 else {}
+    try:
+        return convert(switches.get(text.strip().lower(), text))
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{variable(setting.name)}={text!r} is not a number ({setting.metadata['what']})"
+        ) from error
 
 
 def check_bounds(settings: Any) -> None:

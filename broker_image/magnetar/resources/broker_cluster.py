@@ -26,7 +26,7 @@ from magnetar.resources.base import (
     StatusModel,
     Trouble,
 )
-from magnetar.resources.broker_config import BrokerConfig
+from magnetar.resources.broker_config import LIVE, BrokerConfig
 from magnetar.resources.etcd import (
     Etcd,
     EtcdAuthorityStatus,
@@ -182,6 +182,13 @@ class BrokerClusterSpec(Model):
     def balance_settings(self) -> dict[str, str]:
         """Settings of load balancing that are named here, by Pulsar's names."""
         return named_settings(self.config.chosen(), self.load_balancing)
+
+    @property
+    def followed_settings(self) -> dict[str, str]:
+        """All that brokers follow without a restart."""
+        chosen = self.config.chosen()
+        live = {name: f"{value:.15g}" for name, value in chosen.items() if name in LIVE}
+        return live | self.balance_settings
 
     replicas: int = Field(
         default=1,

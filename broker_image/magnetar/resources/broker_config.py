@@ -28,6 +28,8 @@ ELSEWHERE = {setting["name"]: setting["field"] for setting in SETTINGS if settin
     "store": "spec.etcd",
     "advertised_listeners": "spec.listeners",
 }
+LIVE = frozenset(setting["name"] for setting in SETTINGS if setting["live"])
+"""Those that brokers follow while they run."""
 _DEFAULTS = {setting["name"]: setting["default"] for setting in SETTINGS}
 COORDINATOR_SETTINGS = (
     "connections_max",
@@ -139,6 +141,8 @@ def _fields(names: Collection[str] = ()) -> dict[str, Any]:
             f"{setting['description'][:1].upper()}{setting['description'][1:]}. Default: "
             f"{setting['default']:.15g}."
         )
+        if not names and setting["live"]:
+            text += " A change restarts nothing."
         fields[setting["name"]] = (
             kind,
             Field(

@@ -1,4 +1,4 @@
-"""Settings of load balancing, which brokers follow while they run.
+"""Settings which brokers follow while they run.
 
 Owns: what the metadata store's record of changed settings gets of those that a `BrokerCluster`
 names, and the record of what the operator wrote. Imports: world, brokers.state, balance.settings.
@@ -17,6 +17,7 @@ import structlog
 
 from magnetar.balance.settings import (
     BALANCE,
+    FIELDS,
     STRATEGIES,
     Settings,
     followed,
@@ -69,7 +70,8 @@ def settings_in_force(cluster: BrokerCluster, state: ClusterState | None) -> Set
     """As brokers have them, or will have them within a moment."""
     stored = state.documents.get(BROKER_CONFIGURATION, NO_DOCUMENTS) if state is not None else None
     given = stored.documents if stored is not None else {}
-    return followed(BALANCE, {**given, **cluster.spec.balance_settings})[0]
+    balance = {name: value for name, value in given.items() if name in FIELDS}
+    return followed(BALANCE, {**balance, **cluster.spec.balance_settings})[0]
 
 
 async def write_settings(
@@ -83,7 +85,7 @@ async def write_settings(
     try:
         for _ in range(ATTEMPTS):
             now = Records(*(found.documents for found in stored))
-            wanted = planned(cluster.spec.balance_settings, now)
+            wanted = planned(cluster.spec.followed_settings, now)
             if wanted == now:
                 return []
             store = await world.store_of(cluster)
@@ -100,7 +102,7 @@ async def write_settings(
     return [
         Problem(
             Reason.STORE_UNAVAILABLE,
-            f"settings of load balancing could not be written, brokers keep the former ones: {words}",
+            f"settings that brokers follow could not be written, brokers keep the former ones: {words}",
         )
     ]
 

@@ -164,7 +164,7 @@ def _notes(old: BrokerCluster | None, new: BrokerCluster) -> Iterator[str]:
             "messages stay"
         )
     if old is not None:
-        before, after = old.spec.balance_settings, new.spec.balance_settings
+        before, after = old.spec.followed_settings, new.spec.followed_settings
         changed = [
             f"{name}={after[name]}" if name in after else f"{name} as by default"
             for name in sorted(before.keys() | after.keys())

@@ -235,7 +235,7 @@ async def test_what_is_due_for_one_topic_waits_for_no_other(tmp_path: Path) -> N
         life = TopicExpiry(broker.context, broker.ownership)
         for broken_one, whole in ((first, second), (second, first)):
             with broken(broken_one, "core", "frozen"):
-                life._due = [0.0] * len(life._due)
+                life._done = [-1e9] * len(life._done)
                 assert whole.core.has_grown
                 await life.look()
                 assert not whole.core.has_grown

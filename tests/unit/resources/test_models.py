@@ -12,6 +12,7 @@ import pytest
 
 from dev import crds
 from magnetar.errors import InvalidRequest
+from magnetar.hosting.live_settings import LiveSettings
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.resources import API_VERSION, KINDS, parse_manifest
 from magnetar.resources.broker_config import SETTINGS
@@ -112,12 +113,15 @@ def test_a_setting_that_will_not_do_is_refused_with_what_would(
 
 
 def test_every_setting_of_a_broker_can_be_given_and_reaches_it() -> None:
-    """At either bound: what the list admits a broker takes, and under the same name."""
+    """At either bound: what the list admits a broker takes, under the same name, when it starts or
+    while it runs."""
     for bound in ("minimum", "maximum"):
         given = {setting["name"]: setting[bound] for setting in SETTINGS if not setting["field"]}
         given |= {"max_message_bytes": 1 << 20, "log_file_bytes": 1 << 30}
-        environment = settings_of(cluster(config=given))
-        settings = BrokerSettings.from_environment(environment)
+        wanted = cluster(config=given)
+        live = LiveSettings(BrokerSettings.from_environment(settings_of(wanted)))
+        assert live.follow(wanted.spec.followed_settings) == {}
+        settings = live.now
         assert {name: getattr(settings, name) for name in given} == given
 
 

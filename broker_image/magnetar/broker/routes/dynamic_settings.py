@@ -16,8 +16,9 @@ from magnetar.rest.answers import NO_CONTENT
 from magnetar.rest.rights import Asked
 
 FIXED = (
-    "this setting is read when a broker starts; set MAGNETAR_{name} in its environment and restart "
-    "it (brokers/configuration lists those that change while brokers run)"
+    "this setting is read when a broker starts; set it in spec.config of the BrokerCluster, which "
+    "restarts brokers one by one, or MAGNETAR_{name} in the environment of one started by hand "
+    "(brokers/configuration lists those that change while brokers run)"
 )
 
 

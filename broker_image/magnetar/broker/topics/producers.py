@@ -60,12 +60,22 @@ class Publishing:
         epoch = topic.core.properties.get(TOPIC_EPOCH)
         self._registry.topic_epoch = int(epoch) if epoch is not None else None
         self.block: PublishBlock | None = None
-        settings, clock = topic.context.settings, topic.context.clock
-        self.histogram = (
-            PublishHistogram(clock.monotonic())
-            if settings.metrics_publish_histograms and topic.name.persistent
-            else None
-        )
+        self.histogram: PublishHistogram | None = None
+        self.run_type = PublishedRun
+        self._follow_settings()
+
+    def refresh(self) -> None:
+        """Policies or settings may have changed."""
+        self._follow_settings()
+        if not self._topic.frozen:
+            self.compare_backlog()
+
+    def _follow_settings(self) -> None:
+        settings = self._topic.context.settings
+        if not (settings.metrics_publish_histograms and self._topic.name.persistent):
+            self.histogram = None
+        elif self.histogram is None:
+            self.histogram = PublishHistogram(self._topic.context.clock.monotonic())
         counted = settings.exposeProducerLevelMetricsInPrometheus or self.histogram is not None
         self.run_type = CountedRun if counted else PublishedRun
 

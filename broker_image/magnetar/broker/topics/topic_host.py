@@ -142,8 +142,7 @@ class TopicHost:
         self.admission.refresh()
         if self.watermarks is not None:
             self.watermarks.refresh_policies()
-        if not self.frozen:
-            self.publishing.compare_backlog()
+        self.publishing.refresh()
         self.wake()  # a limit may be gone
 
     def _dispatch_limits(self) -> DispatchLimits:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from operator import attrgetter
 
 import structlog
 
@@ -23,6 +24,7 @@ from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms
 from magnetar.errors import MagnetarError, ServiceNotReady, StoreError
+from magnetar.hosting.settings import BrokerSettings
 from magnetar.policy_shapes import CAUGHT_UP
 from magnetar.topics.retention import MARK_INTERVAL_MS, trim_point
 
@@ -241,21 +243,19 @@ class TopicExpiry:
 
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
         self._context, self._ownership = context, ownership
-        settings = context.settings
-        grace_ms = int(settings.trim_grace_s * 1000)
 
         async def retain(topic: TopicHost, now_ms: int) -> None:
+            grace_ms = int(context.settings.trim_grace_s * 1000)
             await drop_unneeded(topic, now_ms, grace_ms=grace_ms)
 
-        self._work: tuple[tuple[float, Work], ...] = (
-            (settings.expiry_check_s, expire_due),
-            (settings.backlog_quota_check_s, enforce_quota),
-            (settings.retention_check_s, retain),
-            (settings.inactive_check_s, expire_subscriptions),
-            (settings.inactive_check_s, delete_unused),
+        self._work: tuple[tuple[Callable[[BrokerSettings], float], Work], ...] = (
+            (attrgetter("expiry_check_s"), expire_due),
+            (attrgetter("backlog_quota_check_s"), enforce_quota),
+            (attrgetter("retention_check_s"), retain),
+            (attrgetter("inactive_check_s"), expire_subscriptions),
+            (attrgetter("inactive_check_s"), delete_unused),
         )
-        now = context.clock.monotonic()
-        self._due = [now + interval for interval, _ in self._work]
+        self._done = [context.clock.monotonic()] * len(self._work)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -268,8 +268,8 @@ class TopicExpiry:
         now = self._context.clock.monotonic()
         due = []
         for index, (interval, work) in enumerate(self._work):
-            if now >= self._due[index]:
-                self._due[index] = now + interval
+            if now >= self._done[index] + interval(self._context.settings):
+                self._done[index] = now
                 due.append(work)
         for owned in self._ownership.owned.values():
             owned.keep_time()

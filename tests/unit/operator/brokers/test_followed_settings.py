@@ -12,6 +12,7 @@ from magnetar.balance.settings import AVERAGE, BALANCE, STRATEGIES, followed
 from magnetar.metadata.records import BROKER_CONFIGURATION
 from magnetar_operator.brokers.followed_settings import Records, planned, settings_in_force
 from magnetar_operator.brokers.state import ClusterState, StoredDocuments
+from magnetar_operator.builders.config_map import settings_of
 from tests.support.samples import cluster
 
 SHEDDER, PLACEMENT = STRATEGIES
@@ -85,6 +86,20 @@ def test_settings_in_force_are_the_resources_over_the_stored_ones() -> None:
     found = settings_in_force(cluster(loadBalancing={"bandPercent": 3}), state)
     assert (found.band, found.moves_max) == (0.03, 7)
     assert settings_in_force(cluster(), None) == BALANCE
+
+
+def test_live_settings_are_followed_and_the_others_roll() -> None:
+    """A setting is in the store or in the pods' environment, never in both."""
+    given = cluster(config={"read_batch_entries_max": 7, "log_spares_max": 3, "plannerBand": 0.1})
+    assert given.spec.followed_settings == {"read_batch_entries_max": "7", "plannerBand": "0.1"}
+    environment = settings_of(given)
+    assert environment["MAGNETAR_LOG_SPARES_MAX"] == "3"
+    assert not {name for name in environment if "READ_BATCH" in name or "PLANNER" in name}
+    stored = {"read_batch_entries_max": "7", "plannerBand": "0.1"}
+    state = ClusterState(
+        "", {}, {}, {}, documents={BROKER_CONFIGURATION: StoredDocuments(stored, 3)}
+    )
+    assert settings_in_force(given, state).band == 0.1
 
 
 def test_refused_values_leave_the_others_in_force() -> None:

@@ -43,7 +43,7 @@ def test_a_new_cluster_makes_its_objects_and_brokers() -> None:
 def test_a_setting_restarts_every_broker_the_highest_number_first() -> None:
     """The ConfigMap's change is shown field by field; brokers that leave anyway are not
     restarted."""
-    shown = preview(running(12), running(11, config={"keep_alive_s": 11}))
+    shown = preview(running(12), running(11, config={"moves_parallel_max": 11}))
     assert shown.restarts[:2] == (("main-broker-10", "Config"), ("main-broker-9", "Config"))
     assert len(shown.restarts) == 11
     (settings,) = [item for item in shown.objects if item.kind == "ConfigMap"]

@@ -42,7 +42,7 @@ specs = st.fixed_dictionaries(
     optional={
         "replicas": st.integers(0, 9),
         "config": st.dictionaries(
-            st.sampled_from(["keep_alive_s", "lease_ttl_s"]), st.sampled_from([3, 4])
+            st.sampled_from(["moves_parallel_max", "lease_ttl_s"]), st.sampled_from([3, 4])
         ),
         "drainTimeoutSeconds": st.integers(1, 600),
         "storage": st.sampled_from(
@@ -137,7 +137,7 @@ def test_the_brokers_template_is_the_reviewed_one() -> None:
     }
     full = broker_pod(
         image={"repository": "r.example/m", "tag": "7", "pullPolicy": "Always"},
-        config={"keep_alive_s": 9},
+        config={"moves_parallel_max": 9},
         podTemplate=additions,
         drainTimeoutSeconds=7,
         resources={"requests": {"cpu": 1}, "limits": {"memory": "1Gi"}},
@@ -233,7 +233,7 @@ def test_what_drains_and_fencing_depend_on_cannot_be_given(
 def test_settings_change_the_template_and_replicas_do_not() -> None:
     """Only the first is a reason to restart."""
     assert broker_pod() == broker_pod(replicas=7)
-    assert broker_pod() != broker_pod(config={"keep_alive_s": 9})
+    assert broker_pod() != broker_pod(config={"moves_parallel_max": 9})
 
 
 def test_brokers_are_started_on_the_clusters_store_and_volume() -> None:

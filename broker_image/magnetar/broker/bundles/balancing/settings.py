@@ -7,9 +7,11 @@ refuses leaves the others in force.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 
-from magnetar.balance.settings import STRATEGIES, Settings, companions, followed, is_average
+from magnetar.balance.settings import FIELDS, STRATEGIES, Settings, companions, followed, is_average
 from magnetar.broker.context import BrokerContext
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata.records import BROKER_CONFIGURATION
@@ -29,7 +31,7 @@ class BalanceSettings:
         viewed = self._documents.get(BROKER_CONFIGURATION)
         revision = viewed.mod_revision if viewed is not None else 0
         if revision != self._revision:
-            given = viewed.record.documents if viewed is not None else {}
+            given = of_balance(viewed.record.documents) if viewed is not None else {}
             self._current, self._revision = self._read(given), revision
         return self._current
 
@@ -52,5 +54,11 @@ def changed(
             after = {key: stored for key, stored in after.items() if key not in STRATEGIES}
     if value is not None:
         after |= {name: value} | companions(name, value)
-    Settings.read({**defaults.named(), **after})
+    named = {name: value} if value is not None else {}
+    Settings.read({**defaults.named(), **of_balance(after), **named})
     return after
+
+
+def of_balance(given: Mapping[str, object]) -> dict[str, object]:
+    """Those of load balancing; other settings of brokers stand beside them."""
+    return {name: value for name, value in given.items() if name in FIELDS}
