@@ -117,7 +117,7 @@ class MemoryPort:
         self._fail()
         return {"topic": str(topic)}
 
-    async def roll(self, topic: TopicName, *, rewrite: bool = True) -> tuple[int, int]:
+    async def roll(self, topic: TopicName, **_options: bool) -> tuple[int, int]:
         self._fail()
         return 7, 40 + len(topic.local)
 

@@ -16,7 +16,8 @@ from magnetar.broker.topics.rates import topic_rates
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms
 from magnetar.hosting.minute_histogram import Minute
-from magnetar.policies import DESTINATION_STORAGE, MESSAGE_AGE, BacklogQuota
+from magnetar.policies import BacklogQuota
+from magnetar.policy_shapes import DESTINATION_STORAGE, MESSAGE_AGE
 
 
 class ReadTopic:
