@@ -242,7 +242,8 @@ async def test_rest_knows_who_asks_and_what_they_may(tmp_path: Path) -> None:
             assert await status("GET", f"{Topics}/t/stats", bearer("reader")) == 200
             assert await status("PUT", f"{Topics}/t/subscription/s", bearer("reader")) == 204
             assert await status("PUT", "/admin/v2/tenants/new", bearer("chief"), {}) == 401
-            assert await status("PUT", "/admin/v2/tenants/new", bearer("admin"), {}) == 204
+            tenant = {"allowedClusters": ["standalone"]}
+            assert await status("PUT", "/admin/v2/tenants/new", bearer("admin"), tenant) == 204
             path = "/admin/v2/namespaces/public/default/permissions/writer"
             assert await status("POST", path, bearer("reader"), ["produce"]) == 403
             assert await status("POST", path, bearer("chief"), ["produce"]) == 204

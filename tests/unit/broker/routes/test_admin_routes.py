@@ -291,13 +291,8 @@ async def test_brokers_tell_what_they_are_and_do(tmp_path: Path) -> None:
         assert (await rest.get("/admin/v2/broker-stats/metrics"))[0]["metrics"]["brk_msg_in"] == 3
         assert (await rest.get("/admin/v2/broker-stats/load-report"))["bundles"] == [bundle]
         assert (await rest.get("/admin/v2/brokers/configuration/runtime"))["lease_ttl_s"] == "30.0"
-        assert (
-            await rest.get("/admin/v2/brokers/configuration"),
-            await rest.get("/admin/v2/brokers/configuration/values"),
-        ) == (
-            sorted(FIELDS),
-            {},
-        )
+        assert set(FIELDS) < set(await rest.get("/admin/v2/brokers/configuration"))
+        assert await rest.get("/admin/v2/brokers/configuration/values") == {}
         assert (await rest.get("/admin/v2/brokers/internal-configuration"))[
             "metadataStoreUrl"
         ] == "memory"

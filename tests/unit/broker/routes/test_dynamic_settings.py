@@ -93,10 +93,10 @@ async def test_a_bad_value_of_a_live_setting_changes_nothing(tmp_path: Path, val
 async def test_a_setting_of_the_start_is_refused_with_the_remedy(tmp_path: Path) -> None:
     async with broker_with_rest(tmp_path) as (_broker, rest, _peer):
         for method, path in (("POST", "log_file_bytes/1"), ("DELETE", "log_file_bytes")):
-            reason = (await rest(method, f"{PATH}/{path}", status=409))["reason"]
-            assert "spec.config" in reason
-            assert "MAGNETAR_LOG_FILE_BYTES" in reason
-        await rest("POST", f"{PATH}/no_such_setting/1", status=404)
+            remedy = (await rest(method, f"{PATH}/{path}", status=412))["remedy"]
+            assert "spec.config" in remedy
+            assert "MAGNETAR_LOG_FILE_BYTES" in remedy
+        await rest("POST", f"{PATH}/no_such_setting/1", status=412)
 
 
 async def test_topics_and_new_connections_learn_of_a_change(tmp_path: Path) -> None:
