@@ -292,6 +292,12 @@ class InUse(MagnetarError):
     wire_code, http_status, retry = WireCode.CONSUMER_BUSY, 412, Retry.NEVER
 
 
+class AlreadyRunning(MagnetarError):
+    """Work on a topic that takes long is under way, and is not begun twice."""
+
+    wire_code, http_status, retry = WireCode.NOT_ALLOWED, 409, Retry.NEVER
+
+
 class DestinationRefused(MagnetarError):
     """A broker that was named for a bundle takes none: it is draining or cordoned."""
 

@@ -37,6 +37,7 @@ FULL = {
     },
     "autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": False},
     "delayed_delivery_policies": {"active": True, "tickTime": 100},
+    "compaction_threshold": 100 << 20,
     "watermarks": {"enabled": True, "idleTimeout": 60, "snapshotInterval": 1000},
     "encryption_required": False,
     "schema_compatibility_strategy": "BACKWARD",

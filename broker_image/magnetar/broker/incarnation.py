@@ -163,6 +163,7 @@ class Broker:
             self.context, self.views, self.ownership, lambda: self.leader.leading
         )
         self._keep_up("maintenance", self.maintenance.run)
+        self._keep_up("topic compaction", self.maintenance.topic_compactor.run)
         self.deletion_marks = DeletionMarks(self.context, self.views)
         self._keep_up("marks of deletions", self.deletion_marks.run)
         expose_watermarks(self.metrics, self._ports.clock, self.ownership.owned)

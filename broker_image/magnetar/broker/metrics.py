@@ -136,6 +136,34 @@ class BalanceMetrics:
         self.gain.set(0)
 
 
+class CompactionMetrics:
+    """Metrics of topic compaction by this broker."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.runs = Counter(
+            "magnetar_topic_compactions",
+            "Compactions of topics that this broker has ended, by outcome",
+            ["outcome"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "magnetar_topic_compaction_seconds",
+            "From the begin of a topic's compaction to its commit",
+            registry=registry,
+            buckets=(0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800),
+        )
+        self.bytes_read = Counter(
+            "magnetar_topic_compaction_bytes_read",
+            "Bytes of the inputs of this broker's compactions of topics",
+            registry=registry,
+        )
+        self.bytes_written = Counter(
+            "magnetar_topic_compaction_bytes_written",
+            "Bytes of compacted views that this broker has written",
+            registry=registry,
+        )
+
+
 class BrokerMetrics:
     """All metrics of one broker."""
 
@@ -185,6 +213,7 @@ class BrokerMetrics:
             registry=self.registry,
         )
         self.balance = BalanceMetrics(self.registry)
+        self.compaction = CompactionMetrics(self.registry)
         self.log_rolls = Counter("magnetar_log_rolls", "Log files rolled", registry=self.registry)
 
     def begin(self, traffic: Traffic) -> None:

@@ -1,4 +1,4 @@
-"""Making a new compacted view visible, for brokers and Spark jobs.
+"""Making a new compacted view visible, that of a broker or of a Spark job.
 
 Owns: the basis that a commit compares, the intent before writing, the one transaction that commits,
 and what a writer that did not commit cleans up. Imports: metadata, storage. Invariants: the view changes in one compare-and-swap

@@ -233,6 +233,8 @@ class BrokerSettings(MetricsSettings):
     rewrite_bytes_per_s: int = bounded(
         32 * _MIB, 64 * _KIB, 1 << 40, "bytes per second that segment compaction may read"
     )
+    compaction_bytes_max: int = bounded(1 << 30, 1024, 1 << 50, "bytes of a topic to compact here")
+    compaction_keys_bytes_max: int = bounded(64 * _MIB, 1024, 1 << 40, "memory for keys in that")
     log_spares_max: int = bounded(
         2, 0, 64, "dead log files kept to be used again, since they flush faster than new ones"
     )
@@ -240,9 +242,7 @@ class BrokerSettings(MetricsSettings):
     metadata_backup_interval_s: float = bounded(
         600.0, 0.05, 86_400, "interval of the leader's copies of a metadata store that has changed"
     )
-    metadata_backups_kept: int = bounded(
-        3, 1, 1000, "copies of the metadata store that are kept in storage"
-    )
+    metadata_backups_kept: int = bounded(3, 1, 1000, "copies of the metadata store that are kept")
     intent_age_max_s: float = bounded(
         86_400.0, 60, 1 << 31, "age at which the intent of an unknown job counts as orphaned"
     )

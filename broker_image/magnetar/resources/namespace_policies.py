@@ -253,6 +253,13 @@ class Policies(PolicyModel):
         default=None,
         description="Whether messages may ask to be delivered later. Absent: not owned here.",
     )
+    compaction_threshold: int | None = Field(
+        default=None,
+        ge=0,
+        le=BYTES_MAX,
+        description="Bytes behind the compacted view at which a topic's broker compacts it; 0 = "
+        "never. Absent: not owned here.",
+    )
     watermarks: Watermarks | None = Field(
         default=None,
         description="Whether producers may assert event times, of which consumers get watermarks. "

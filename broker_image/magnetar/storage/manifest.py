@@ -75,6 +75,11 @@ class Compacted:
     horizon: tuple[int, int]
     segments: tuple[SegmentReference, ...]
 
+    @property
+    def first(self) -> tuple[int, int] | None:
+        """Position of the first entry that it holds; None if it holds none."""
+        return self.segments[0].first if self.segments else None
+
 
 @dataclass(frozen=True, slots=True)
 class TopicSegments:

@@ -242,7 +242,7 @@ class Cursor:
             self.acknowledge_partial(ordinal, mask)
 
     def _bounded(self, ordinal: int) -> int:
-        return min(max(ordinal, self._ledgers.first), self._ledgers.end)
+        return min(max(ordinal, self._ledgers.floor), self._ledgers.end)
 
     def _drop_partial(self, start: int, end: int) -> None:
         if end - start <= len(self._partial):
@@ -296,8 +296,8 @@ class Cursor:
     def put_back(self, delta: CursorDelta) -> None:
         """The delta that was taken last could not be written: it is part of the next one."""
         for ledger, first, last in delta.ranges:
-            self._fresh.add(*self._ledgers.span(ledger, first, last))
-        found = (self._ledgers.find((ledger, entry)) for ledger, entry, _ in delta.partial)
+            self._fresh.add(*self._ledgers.known_span(ledger, first, last))
+        found = (self._ledgers.known((ledger, entry)) for ledger, entry, _ in delta.partial)
         self._fresh_partial.update(ordinal for ordinal in found if ordinal in self._partial)
         self._reset = self._reset or delta.reset
         self._taken_mark = -1
@@ -305,14 +305,15 @@ class Cursor:
     def apply_delta(self, delta: CursorDelta) -> None:
         """Replay one record of the log, or a checkpoint's state as a delta. The ledgers must
         hold what was in them then."""
-        mark = self._ledgers.ordinal_after(delta.mark_delete)
+        # Entries that were dropped may still be in a compacted view, and not be acknowledged.
+        mark = self._ledgers.clamp_known((delta.mark_delete[0], delta.mark_delete[1] + 1))
         if delta.reset:
             self.reset(mark)
         self.acknowledge(self._mark, mark)
         for ledger, first, last in delta.ranges:
-            self.acknowledge(*self._ledgers.span(ledger, first, last))
+            self.acknowledge(*self._ledgers.known_span(ledger, first, last))
         for ledger, entry, words in delta.partial:
-            ordinal = self._ledgers.find((ledger, entry))
+            ordinal = self._ledgers.known((ledger, entry))
             if ordinal is not None:
                 self.acknowledge_partial(ordinal, mask_of_words(words))
         self._settle()

@@ -5,7 +5,8 @@ ordinals. Imports: errors. Pure.
 Invariants: ledger ids strictly increase; entries of a ledger are numbered 0, 1, 2, ... without
 gaps; an entry's ordinal (its place in the topic, an int) never changes while the table lives;
 ordinals live in memory only: the wire and the log carry positions; what was dropped from the front
-is never found again, and its ids are never given to other entries. Why: cursors and dispatch work
+is never found again, and its ids are never given to other entries; of what was dropped the
+positions from `floor` on are still known, since a compacted view holds some of these entries. Why: cursors and dispatch work
 on runs of ordinals, so that crossing a ledger costs them nothing.
 """
 
@@ -52,14 +53,14 @@ class LedgerTable:
     ownership, and may be huge.
     """
 
-    __slots__ = ("_bases", "_end", "_first", "_ids")
+    __slots__ = ("_bases", "_end", "_first", "_floor", "_ids")
 
     def __init__(self, ledgers: Iterable[tuple[int, int]] = ()) -> None:
         """`ledgers` are (ledger id, entry count) in order."""
         self._ids: list[int] = []
         self._bases: list[int] = []
         self._end = 0
-        self._first = 0
+        self._first = self._floor = 0
         for ledger, count in ledgers:
             if count:
                 self.append(ledger, 0, count)
@@ -68,6 +69,16 @@ class LedgerTable:
     def first(self) -> int:
         """Ordinal of the first entry that still exists (equals `end` if there is none)."""
         return self._first
+
+    @property
+    def floor(self) -> int:
+        """Ordinal of the first entry whose position is known: `first`, unless a compacted view
+        holds entries before that."""
+        return self._floor
+
+    def start(self, reads_view: bool) -> int:
+        """The first ordinal that may be delivered: `floor` to who reads the compacted view."""
+        return self._floor if reads_view else self._first
 
     @property
     def end(self) -> int:
@@ -142,35 +153,37 @@ class LedgerTable:
         """One more than the ordinal of the last entry of the ledger at `index`."""
         return self._bases[index + 1] if index + 1 < len(self._bases) else self._end
 
-    def drop_before(self, ordinal: int) -> int:
-        """Drop the entries below `ordinal`; returns how many were dropped.
+    def drop_before(self, ordinal: int, floor: int | None = None) -> int:
+        """Drop the entries below `ordinal`; returns how many were dropped. The positions of those
+        from `floor` on stay known, as far as they are.
 
-        Ledgers all of whose entries are dropped are forgotten, the last one excepted: so the topic
-        remembers its last position, and replay knows what it has seen.
+        Ledgers all of whose entries are unknown then are forgotten, the last one excepted: so the
+        topic remembers its last position, and replay knows what it has seen.
         """
         first = min(max(ordinal, self._first), self._end)
         dropped, self._first = first - self._first, first
-        whole = max(0, min(bisect_right(self._bases, first) - 1, len(self._ids) - 1))
+        self._floor = min(max(floor if floor is not None else first, self._floor), first)
+        whole = max(0, min(bisect_right(self._bases, self._floor) - 1, len(self._ids) - 1))
         del self._ids[:whole]
         del self._bases[:whole]
         return dropped
 
     def position(self, ordinal: int) -> Position:
-        """Position of the entry with this ordinal, which must exist."""
+        """Position of the entry with this ordinal, which must exist or be known."""
         bases = self._bases
-        assert self.first <= ordinal < self._end, (ordinal, self.first, self._end)
+        assert self._floor <= ordinal < self._end, (ordinal, self._floor, self._end)
         index = -1 if ordinal >= bases[-1] else bisect_right(bases, ordinal) - 1
         return Position(self._ids[index], ordinal - bases[index])
 
     def position_before(self, ordinal: int) -> Position:
         """Position of the entry before `ordinal`: how a mark-delete is written. Without one,
         that before the first entry, or EARLIEST."""
-        if ordinal > self._first:
+        if ordinal > self._floor:
             return self.position(ordinal - 1)
         if not self._ids:
             return EARLIEST
-        index = max(0, bisect_right(self._bases, self._first) - 1)
-        return Position(self._ids[index], self._first - 1 - self._bases[index])
+        index = max(0, bisect_right(self._bases, self._floor) - 1)
+        return Position(self._ids[index], self._floor - 1 - self._bases[index])
 
     def ordinal_after(self, position: tuple[int, int]) -> int:
         """Ordinal of the first entry after `position`: how a mark-delete is read; `position`
@@ -179,36 +192,49 @@ class LedgerTable:
 
     def find(self, position: tuple[int, int]) -> int | None:
         """Ordinal of `position`, or None if there is no such entry."""
+        ordinal = self.known(position)
+        return ordinal if ordinal is not None and ordinal >= self._first else None
+
+    def known(self, position: tuple[int, int]) -> int | None:
+        """As `find`, also of an entry that was dropped and whose position is still known."""
         ledger, entry = position
         index = bisect_right(self._ids, ledger) - 1
         if index < 0 or self._ids[index] != ledger or entry < 0:
             return None
         ordinal = self._bases[index] + entry
-        return ordinal if self._first <= ordinal < self._bound(index) else None
+        return ordinal if self._floor <= ordinal < self._bound(index) else None
 
     def clamp(self, position: tuple[int, int]) -> int:
         """Ordinal of `position`, or of the next entry that exists; `end` if there is none after
         it."""
+        return max(self._first, self.clamp_known(position))
+
+    def clamp_known(self, position: tuple[int, int]) -> int:
+        """As `clamp`, where entries that were dropped and are still known count."""
         ledger, entry = position
         index = bisect_right(self._ids, ledger) - 1
         if index < 0:
-            return self._first
+            return self._floor
         bound = self._bound(index)
         if self._ids[index] != ledger:
-            return max(self._first, bound)
-        return max(self._first, min(self._bases[index] + max(entry, 0), bound))
+            return max(self._floor, bound)
+        return max(self._floor, min(self._bases[index] + max(entry, 0), bound))
 
     def span(self, ledger: int, first: int, last: int) -> tuple[int, int]:
         """The ordinals [start, end) of those of the entries first..last (inclusive) of `ledger`
         that exist."""
+        return self._span(ledger, first, last, self._first)
+
+    def known_span(self, ledger: int, first: int, last: int) -> tuple[int, int]:
+        """As `span`, where entries that were dropped and are still known count."""
+        return self._span(ledger, first, last, self._floor)
+
+    def _span(self, ledger: int, first: int, last: int, low: int) -> tuple[int, int]:
         index = bisect_right(self._ids, ledger) - 1
         if index < 0 or self._ids[index] != ledger:
             return 0, 0
         base = self._bases[index]
-        start, end = (
-            max(self._first, base + max(first, 0)),
-            min(base + last + 1, self._bound(index)),
-        )
+        start, end = max(low, base + max(first, 0)), min(base + last + 1, self._bound(index))
         return (start, end) if start < end else (0, 0)
 
     def next(self, position: tuple[int, int]) -> Position | None:
@@ -224,10 +250,10 @@ class LedgerTable:
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """The ordinals [start, end) as (ledger, first entry, last entry inclusive), one per
         ledger touched."""
-        assert start >= end or (self.first <= start and end <= self._end), (
+        assert start >= end or (self._floor <= start and end <= self._end), (
             start,
             end,
-            self.first,
+            self._floor,
             self._end,
         )
         index = bisect_right(self._bases, start) - 1

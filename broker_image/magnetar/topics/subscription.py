@@ -105,6 +105,7 @@ class Subscription:
         self._acknowledgements = Acknowledgements(cursor, self._dispatcher, self._consumers)
         self._properties_changed = True
         self.messages_out = 0
+        self.reads_view = False  # the compacted view, which has entries that the topic has dropped
 
     @property
     def connected(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypedDict, Unpack
 
 from magnetar.errors import (
     ConsumerBusy,
@@ -40,6 +41,7 @@ from magnetar.topics.retention import Ages
 from magnetar.topics.sent_chunks import SentChunk, SentChunks
 from magnetar.topics.state import CursorDelta, TopicState
 from magnetar.topics.subscription import Subscription, check_properties
+from magnetar.topics.trimming import dropped
 
 DEDUPLICATION = "deduplication"
 """Property of a topic while deduplication is on. Its place in the log says which entries were
@@ -70,6 +72,15 @@ class Counters:
     bytes_in: int = 0
     messages_out: int = 0
     bytes_out: int = 0
+
+
+class SubscriptionOptions(TypedDict, total=False):
+    """What a subscription may be made with. One that `reads_view` may begin before the first entry
+    that exists, where a compacted view still has some."""
+
+    durable: bool
+    properties: Mapping[str, str] | None
+    reads_view: bool
 
 
 class Topic:
@@ -182,12 +193,14 @@ class Topic:
         self._ledger_ids, self.ledger, self._next_entry = ledger_ids, -1, 0
         self._frozen = False
 
-    def trim(self, ordinal: int) -> None:
-        """Drop the entries below `ordinal`; subscriptions that point there continue at the next
-        entry that exists."""
+    def trim(self, ordinal: int, floor: int) -> None:
+        """Drop the entries below `ordinal`; subscriptions that point there continue behind them,
+        those that read the compacted view at `floor`. What was dropped before moves none of them: a
+        cursor may have come to lie there since."""
+        drops = ordinal > self.ledgers.first
         for found in self._subscriptions.values():
-            found.trim(ordinal)
-        self.ledgers.drop_before(ordinal)
+            found.trim(ordinal if drops and not found.reads_view else floor)
+        self.ledgers.drop_before(ordinal, floor)
         self.ages.drop_before(self.ledgers.first)
 
     @property
@@ -241,18 +254,14 @@ class Topic:
         return found
 
     def subscribe(
-        self,
-        name: str,
-        start: tuple[int, int],
-        *,
-        durable: bool = True,
-        properties: Mapping[str, str] | None = None,
+        self, name: str, start: tuple[int, int], **options: Unpack[SubscriptionOptions]
     ) -> Subscription:
         """The subscription `name`; a new one delivers from `start` (a Position, EARLIEST or LATEST).
 
         Raises InvalidSubscriptionName; NotAllowed for too large properties, or if the name has a
         subscription of the other durability.
         """
+        durable, properties = options.get("durable", True), options.get("properties")
         found = self._subscriptions.get(name)
         if found is not None:
             if found.durable != durable:
@@ -265,7 +274,10 @@ class Topic:
             return found
         check_subscription_name(name)
         check_properties(name, properties or {})
-        return self._create(name, self.ledgers.clamp(start), durable, properties)
+        clamp = self.ledgers.clamp_known if options.get("reads_view") else self.ledgers.clamp
+        found = self._create(name, clamp(start), durable, properties)
+        found.reads_view = options.get("reads_view", False)
+        return found
 
     def limit(self, limits: DispatchLimits) -> None:
         """Other limits for its subscriptions."""
@@ -364,9 +376,8 @@ class Topic:
         self.deduplicate(DEDUPLICATION in properties)
 
     def _apply_trimmed(self) -> None:
-        text = self.properties.get(TRIMMED)
-        if text is not None:
-            self.trim(self.ledgers.ordinal_after(position_of_text(text)))
+        if (found := dropped(self)) is not None:
+            self.trim(*found)
 
     def apply_update(self, changes: Mapping[str, str]) -> None:
         """Set these properties, and remove those whose value is empty: live once the record is

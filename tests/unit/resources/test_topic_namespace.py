@@ -19,7 +19,7 @@ from tests.support.namespaces import FULL, policies, topic_namespace
 
 NOT_DECLARED = {
     # Stored and shown by REST only: such a promise does not belong in a manifest.
-    "deduplicationSnapshotIntervalSeconds", "compaction_threshold",
+    "deduplicationSnapshotIntervalSeconds",
     # An older form of schema_compatibility_strategy.
     "schema_auto_update_compatibility_strategy",
     # Set by REST alone: how much may go through, and whose share that is.

@@ -160,7 +160,7 @@ def test_ages_and_sizes_come_through_a_checkpoint() -> None:
         topic.confirm(topic.publish(5), 5)
         topic.counters.bytes_in += 500
         topic.age(number * 10_000)
-    topic.trim(20)
+    topic.trim(20, 20)
     again = Topic.from_state(NAME, LedgerIds(2), topic.to_state())
     for found in (topic, again):
         ledgers, ages = found.ledgers, found.ages

@@ -13,6 +13,7 @@ from typing import Any
 
 from magnetar.broker.commands.sessions import ConsumerSession, ProducerSession
 from magnetar.broker.commands.statistics import consumer_rates
+from magnetar.broker.topics.compaction_state import CompactionState
 from magnetar.broker.topics.rates import topic_rates
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
@@ -72,8 +73,33 @@ def topic_stats(host: TopicHost) -> dict[str, Any]:
         "subscriptions": subscriptions,
         "waitingPublishers": 0,
         "replication": {},
+        "compaction": compaction_stats(host),
         "deduplicationStatus": "Enabled" if host.policies.deduplication_enabled else "Disabled",
         "ownerBroker": host.context.http_url.removeprefix("http://"),
+    }
+
+
+def compaction_stats(host: TopicHost) -> dict[str, int]:
+    """CompactionStats, since the topic is served here."""
+    state = host.compaction or CompactionState()
+    return {
+        "lastCompactionRemovedEventCount": state.removed_messages,
+        "lastCompactionSucceedTimestamp": state.succeeded_ms,
+        "lastCompactionFailedTimestamp": state.failed_ms,
+        "lastCompactionDurationTimeInMills": state.duration_ms,
+    }
+
+
+def _compacted_ledger(host: TopicHost) -> dict[str, Any]:
+    """LedgerInfo of the compacted view; its id is the view's generation, since it is no ledger."""
+    view = host.bundle.known_view(host)
+    segments = view.segments if view is not None else ()
+    return {
+        "ledgerId": view.generation if view is not None else -1,
+        "entries": sum(found.entries for found in segments) if view is not None else -1,
+        "size": sum(found.bytes for found in segments) if view is not None else -1,
+        "offloaded": False,
+        "underReplicated": False,
     }
 
 
@@ -167,13 +193,7 @@ def internal_stats(host: TopicHost) -> dict[str, Any]:
         ],
         "cursors": {name: _cursor_stats(found) for name, found in host.subscriptions.items()},
         "schemaLedgers": [],
-        "compactedLedger": {
-            "ledgerId": -1,
-            "entries": -1,
-            "size": -1,
-            "offloaded": False,
-            "underReplicated": False,
-        },
+        "compactedLedger": _compacted_ledger(host),
         "properties": dict(core.properties),
     }
 

@@ -18,6 +18,7 @@ from magnetar.broker.administration.site import Site
 from magnetar.broker.administration.statistics import internal_stats, sum_stats, topic_stats
 from magnetar.broker.administration.subscriptions import Subscriptions
 from magnetar.broker.commands.service import Mode
+from magnetar.broker.topics.compaction_state import CompactionState
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep.expiry import trim_now
 from magnetar.errors import (
@@ -35,6 +36,8 @@ from magnetar.metadata.records import TopicPoliciesRecord
 from magnetar.names import NamespaceName, TopicName
 from magnetar.topics.ledgers import Position
 from magnetar.wire.entries import readable_entry
+
+_FURTHEST_FIRST = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
 
 ListMode: TypeAlias = Literal["PERSISTENT", "NON_PERSISTENT", "ALL"]
 """Which topics a list shows."""
@@ -282,19 +285,39 @@ class Topics:
         return await self._site.broker.service.roll(topic, rewrite=rewrite)
 
     async def compaction_status(self, topic: TopicName) -> dict[str, Any]:
-        """Whether a compacted view is there; what runs is known to the job that runs."""
-        host = await self._site.host((await self._site.parts(topic))[0])
-        if topic.persistent and await host.bundle.is_compacted(host):
-            return {"status": "SUCCESS", "lastError": ""}
-        return {"status": "NOT_RUN", "lastError": ""}
+        """LongRunningProcessStatus; of a partitioned topic that of the partition which is furthest
+        from success."""
+        _check_keeps_messages(topic)
+
+        async def act(part: TopicName) -> dict[str, Any]:
+            state = CompactionState()
+            if (host := await self._part(topic, part)) is not None:
+                await host.bundle.compacted_view(host)  # a job may have committed one
+                state = self._site.broker.maintenance.topic_compactor.status(host)
+            return {"status": str(state.status), "lastError": state.last_error}
+
+        found = await self._site.on_each(topic, act, "GET", "/compaction")
+        return min(found.values(), key=lambda status: _FURTHEST_FIRST.index(status["status"]))
 
     async def compact(self, topic: TopicName) -> None:
-        """Raises UnsupportedCommand: brokers do not run jobs."""
-        await self.compaction_status(topic)  # raises TopicNotFound
-        raise UnsupportedCommand(
-            f"compaction of {topic} is a job of Spark's, not of a broker's: apply a DataJob of "
-            "kind compaction (examples/compaction.yaml)"
-        )
+        """Begin to compact a topic, or each of its partitions. Raises AlreadyRunning."""
+        _check_keeps_messages(topic)
+
+        async def act(part: TopicName) -> None:
+            if (host := await self._part(topic, part)) is not None:
+                self._site.broker.maintenance.topic_compactor.request(host)
+
+        await self._site.on_each(topic, act, "PUT", "/compaction")
+
+    async def _part(self, topic: TopicName, part: TopicName) -> TopicHost | None:
+        """A topic, or a partition of it; None if nobody has used this partition yet. Raises
+        TopicNotFound, NotOwner."""
+        try:
+            return await self._site.host(part)
+        except TopicNotFound:
+            if part == topic:
+                raise
+            return None
 
     async def unload_topic(self, topic: TopicName, destination: str) -> None:
         """Hand the topic's bundle over, of a partitioned topic those of all partitions. Raises
@@ -311,6 +334,12 @@ class Topics:
 
 def _no_partitions(topic: TopicName) -> TopicNotFound:
     return TopicNotFound(f"Partitioned Topic {topic} not found", "ask for a partitioned topic")
+
+
+def _check_keeps_messages(topic: TopicName) -> None:
+    """Raises UnsupportedCommand."""
+    if not topic.persistent:
+        raise UnsupportedCommand(f"topic {topic} is non-persistent: there is nothing to compact")
 
 
 def _check_unused(host: TopicHost) -> None:

@@ -48,9 +48,11 @@ from magnetar.storage.log.format import (
 from magnetar.storage.log.framing import Encoded
 from magnetar.storage.log.places import RecordPlace
 from magnetar.storage.log.writer import Durable
+from magnetar.storage.manifest import Compacted
 from magnetar.storage.turns import Turns
 from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.topic import Topic
+from magnetar.topics.trimming import stands_for
 from magnetar.watermarks.replay import TopicWatermarks
 
 log = structlog.get_logger(__name__)
@@ -273,18 +275,23 @@ class OwnedBundle:
         host.close_clients(None)
         log.info("topic.deleted", topic=str(host.name))
 
-    async def is_compacted(self, topic: ServedTopic) -> bool:
-        """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises
+    async def compacted_view(self, topic: ServedTopic) -> Compacted | None:
+        """The compacted view of a topic, as of a moment ago: jobs commit beside us. Raises
         StoreError, StorageError.
 
-        That of an earlier incarnation of its name, all of whose entries are gone, is none.
+        That of an earlier incarnation of its name is none, nor one that the topic was truncated
+        behind.
         """
         now = self.context.clock.monotonic()
         if self.catalog.compacted(str(topic.name)) is None and now >= self._manifest_due:
             await self.catalog.refresh()
             self._manifest_due = now + MANIFEST_AGE_MAX_S
-        view, ledgers = self.catalog.compacted(str(topic.name)), topic.core.ledgers
-        return view is not None and ledgers.ordinal_after(view.horizon) > ledgers.first
+        return self.known_view(topic)
+
+    def known_view(self, topic: ServedTopic) -> Compacted | None:
+        """As `compacted_view`, as far as this broker knows."""
+        view = self.catalog.compacted(str(topic.name))
+        return view if view is not None and stands_for(topic.core, view.horizon) else None
 
     def refresh_policies(self) -> None:
         """Policies of our namespace, or of topics in it, may have changed."""

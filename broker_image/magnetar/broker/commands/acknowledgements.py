@@ -193,7 +193,9 @@ def acknowledge_span(connection: Connection, span: AckSpan) -> None:
         ranges = [(ordinal, ordinal + 1) for ordinal in found if ordinal is not None]
     else:
         ranges = [
-            host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)
+            host.topic.core.ledgers.known_span(
+                span.ledger, span.first, span.first + span.entries - 1
+            )
         ]
     if host.core.crowded_out(ranges, ()) is None:
         host.acknowledge(session, ranges, (), None)
@@ -272,7 +274,7 @@ def _acknowledge_cumulative(
         return
     # The position need not exist (a client may acknowledge what it saw before a seek): everything
     # up to it is acknowledged.
-    ordinal = ledgers.ordinal_after(position) - 1
+    ordinal = ledgers.clamp_known((position[0], position[1] + 1)) - 1
     mask = (
         mask_of_words(identifier.ack_set)
         if identifier.ack_set and entry_named(host.topic, named) is not None
@@ -285,7 +287,7 @@ def _acknowledge_each(
     session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None
 ) -> None:
     topic = session.subscription.topic
-    find = topic.core.ledgers.find if topic.transactions is None else partial(entry_named, topic)
+    find = topic.core.ledgers.known if topic.transactions is None else partial(entry_named, topic)
     entries: list[int] = []
     messages: list[tuple[int, int]] = []
     for identifier in ack.message_id:

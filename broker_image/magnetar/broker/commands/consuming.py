@@ -117,6 +117,7 @@ class Consuming:
             _start_position(topic, request),
             durable=request.durable,
             properties={pair.key: pair.value for pair in request.subscription_properties},
+            reads_view=request.read_compacted,
         )
         try:
             if request.read_compacted:
@@ -187,7 +188,9 @@ class Consuming:
         )
         if not connection.writable:
             host.core.pause(session)
-        host.read_compacted = request.read_compacted
+        host.read_compacted = host.core.reads_view = request.read_compacted
+        if not request.read_compacted:  # it gets nothing that only a compacted view has
+            host.core.trim(topic.core.ledgers.first)
         connection.sessions.register_consumer(session)
         return True
 

@@ -34,23 +34,33 @@ async def seek(connection: Connection, request: api.CommandSeek) -> None:
 async def _seek(host: SubscriptionHost, request: api.CommandSeek) -> None:
     with host.still():
         if request.HasField("message_id"):
-            await reset(host, *position_sought(host.topic, request.message_id))
+            await reset(host, *position_sought(host.topic, request.message_id, host.read_compacted))
         elif request.HasField("message_publish_time"):
-            await reset(host, await first_published_at(host.topic, request.message_publish_time))
+            await reset(host, await _published_at(host, request.message_publish_time))
         else:
             raise InvalidRequest("SEEK has neither message_id nor message_publish_time; set one")
 
 
-def position_sought(topic: ServedTopic, identifier: api.MessageIdData) -> tuple[int, int | None]:
-    """Ordinal of the entry to deliver next, which is the next one that exists if the id is of none,
-    and which of its messages.
+async def _published_at(host: SubscriptionHost, since_ms: int) -> int:
+    """Where delivery of what was published since then begins. What a compacted view has of dropped
+    entries may be as young, and comes as well where all that exists does."""
+    ordinal, ledgers = await first_published_at(host.topic, since_ms), host.topic.core.ledgers
+    return ledgers.floor if host.read_compacted and ordinal <= ledgers.first else ordinal
+
+
+def position_sought(
+    topic: ServedTopic, identifier: api.MessageIdData, reads_view: bool = False
+) -> tuple[int, int | None]:
+    """Ordinal of the entry to deliver next, which is the next one that exists (or a compacted view
+    may have, for who `reads_view`) if the id is of none, and which of its messages.
 
     Raises InvalidRequest for more of them than an ack set may name.
     """
     if identifier.HasField("first_chunk_message_id"):
         identifier = identifier.first_chunk_message_id
     position = first_from(topic, commands.position_of(identifier))
-    ordinal = topic.core.ledgers.clamp(position)
+    ledgers = topic.core.ledgers
+    ordinal = ledgers.clamp_known(position) if reads_view else ledgers.clamp(position)
     mask = None
     most = topic.context.settings.ack_words_max
     if len(identifier.ack_set) > most:
@@ -58,7 +68,7 @@ def position_sought(topic: ServedTopic, identifier: api.MessageIdData) -> tuple[
             f"ack_set of {len(identifier.ack_set)} words is longer than ack_set_words_max={most}; "
             "seek without it"
         )
-    if identifier.ack_set and topic.core.ledgers.find(position) == ordinal:
+    if identifier.ack_set and ledgers.known(position) == ordinal:
         mask = mask_of_words(identifier.ack_set)
     return ordinal, mask
 
@@ -74,6 +84,8 @@ async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -
         raise ServiceNotReady(
             f"topic {topic.name} is being unloaded; seek again after the reconnect"
         )
+    if not host.read_compacted:
+        ordinal = max(ordinal, topic.core.ledgers.first)
     host.send_away()
     host.core.reset(ordinal, mask)
     if host.core.durable:

@@ -70,6 +70,7 @@ class CompactedRead(NamedTuple):
     entries: list[memoryview]
     message_counts: list[int]
     partial: list[tuple[int, int]]
+    append_times: list[int]
 
 
 def surviving_messages(metadata: MessageMetadata) -> int:
@@ -101,13 +102,13 @@ def _consecutive(
     bytes_max: int = READ_BYTES_MAX,
 ) -> CompactedRead:
     """Rows of one block from `row` on whose ordinals follow each other, at least one."""
-    first = ledgers.find((block.ledgers[row], block.entries[row]))
+    first = ledgers.known((block.ledgers[row], block.entries[row]))
     assert first is not None, "an entry of a segment is one of the topic's"
-    found = CompactedRead(first, [], [], [])
+    found = CompactedRead(first, [], [], [], [])
     size = 0
     for at in range(row, min(len(block.entries), row + entries_max)):
         ordinal = first + len(found.entries)
-        if ledgers.find((block.ledgers[at], block.entries[at])) != ordinal:
+        if ledgers.known((block.ledgers[at], block.entries[at])) != ordinal:
             break
         entry = block.payload(at)
         size += len(entry)
@@ -119,6 +120,7 @@ def _consecutive(
                 found.partial.append((ordinal, surviving_messages(readable.metadata)))
         found.entries.append(entry)
         found.message_counts.append(block.message_counts[at])
+        found.append_times.append(block.append_times[at])
     return found
 
 
@@ -372,7 +374,7 @@ class BundleCatalog:
             block = await segment.block(number)
             row = block.row_at_or_after(*start)
             return _consecutive(block, row, ledgers, request.entries)
-        return CompactedRead(ledgers.ordinal_after(view.horizon), [], [], [])
+        return CompactedRead(ledgers.ordinal_after(view.horizon), [], [], [], [])
 
     async def last_compacted(
         self, topic: str, ledgers: LedgerTable
@@ -380,7 +382,7 @@ class BundleCatalog:
         """The last surviving entry of the compacted view; (EARLIEST, None) if it is empty, or the
         topic was truncated behind it.
 
-        A view keeps entries that its topic has dropped, which no reader may get.
+        A view keeps entries that a truncation has dropped, which no reader may get.
         """
         view = self.compacted(topic)
         assert view is not None
@@ -392,7 +394,7 @@ class BundleCatalog:
         position = Position(block.ledgers[last], block.entries[last])
         return (
             (position, block.payload(last))
-            if ledgers.find(position) is not None
+            if ledgers.known(position) is not None
             else (EARLIEST, None)
         )
 

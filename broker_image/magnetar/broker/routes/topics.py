@@ -221,10 +221,10 @@ def _add_work(router: APIRouter, admin: BrokerAdministration) -> None:
 def _add_compaction(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/compaction")
     async def compaction_status(topic: Topic) -> dict[str, Any]:
-        """Tell whether a compaction of this topic has been committed."""
+        """Show what has become of the topic's last compaction."""
         return await admin.topics.compaction_status(topic)
 
     @router.put(f"{TOPIC}/compaction", status_code=NO_CONTENT)
     async def compact(topic: Topic) -> None:
-        """Refused with what to do instead: compaction is a job of Spark's."""
+        """Begin to compact the topic; of a partitioned topic, all partitions."""
         await admin.topics.compact(topic)

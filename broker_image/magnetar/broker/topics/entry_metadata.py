@@ -32,8 +32,8 @@ STEPS_PER_TURN_MAX = 100
 
 
 class Facts(NamedTuple):
-    """Of consecutive entries: messages before the first, and when the broker took each
-    (wall-clock ms)."""
+    """Of consecutive entries: messages before the first (UNKNOWN of entries that only a compacted
+    view has), and when the broker took each (wall-clock ms)."""
 
     messages_before: int
     append_ms: Sequence[int]
@@ -60,12 +60,14 @@ class EntryMetadata:
 
     def of(self, facts: Facts, message_counts: Iterable[int]) -> list[bytes]:
         """The header of each of these entries."""
-        index = facts.messages_before - 1
+        index, known = facts.messages_before - 1, facts.messages_before != UNKNOWN
         heads = []
         for messages, append_ms in zip(message_counts, facts.append_ms, strict=True):
             index += messages
             heads.append(
-                entry_metadata(append_ms if self._time else None, index if self._index else None)
+                entry_metadata(
+                    append_ms if self._time else None, index if self._index and known else None
+                )
             )
         return heads
 
@@ -86,8 +88,11 @@ class EntryMetadata:
             [run.append_ms] * count,
         )
 
-    async def read(self, first: int, count: int) -> Facts:
-        """Facts of entries that exist, from wherever they lie. Raises StorageError, CorruptData."""
+    async def read(self, first: int, count: int, taken: Sequence[int] = ()) -> Facts:
+        """Facts of entries, from wherever they lie; of those that only a compacted view has, what
+        it says of their times. Raises StorageError, CorruptData."""
+        if first < self._topic.core.ledgers.first:
+            return Facts(UNKNOWN, taken)
         before = await self._messages_before(first) if self._index else 0
         append_ms: list[int] = []
         messages = before
@@ -98,6 +103,13 @@ class EntryMetadata:
         if self._index:
             self._remember(first + count, messages)
         return Facts(before, append_ms)
+
+    async def append_times(self, first: int, count: int) -> list[int]:
+        """When the broker took each of the entries, wherever they lie. Raises StorageError."""
+        found: list[int] = []
+        while len(found) < count:
+            found += (await self._stretch(first + len(found), count - len(found)))[1]
+        return found
 
     def _run(self, ordinal: int) -> Run | None:
         """The run that holds an entry, if its facts are known."""

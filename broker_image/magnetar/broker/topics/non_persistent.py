@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from magnetar.broker.ports import AttachedConsumer, AttachedProducer, SendRun
 from magnetar.broker.reading.entry_index import EntryIndex
@@ -24,7 +24,7 @@ from magnetar.errors import ServiceNotReady
 from magnetar.names import TopicName
 from magnetar.topics.dispatch.base import Delivery, DispatchLimits
 from magnetar.topics.ledgers import LATEST
-from magnetar.topics.topic import Topic
+from magnetar.topics.topic import SubscriptionOptions, Topic
 from magnetar.wire import commands, runs
 
 if TYPE_CHECKING:
@@ -196,16 +196,13 @@ class NonPersistentTopic(TopicHost):
     # --- subscriptions ----------------------------------------------------------------------------
 
     def open_subscription(
-        self,
-        name: str,
-        start: tuple[int, int],  # noqa: ARG002
-        *,
-        durable: bool,  # noqa: ARG002
-        properties: dict[str, str],
+        self, name: str, start: tuple[int, int], **options: Unpack[SubscriptionOptions]
     ) -> SubscriptionHost:
         """The subscription, created if need be; it begins now, whatever `start` and `durable`
         say. Raises NotAllowed, ServiceNotReady."""
-        return super().open_subscription(name, LATEST, durable=False, properties=properties)
+        del start
+        options["durable"] = False
+        return super().open_subscription(name, LATEST, **options)
 
     # --- end --------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class SubscriptionHost:
         self._reading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._abandoned: asyncio.TimerHandle | None = None
-        self.read_compacted = False
+        self.read_compacted = False  # as `core.reads_view`; looked at for every read
         self.messages_expired = 0
         self.unused_since_ms: int | None = None
 
@@ -72,7 +72,7 @@ class SubscriptionHost:
         # both were in use until now, even if no expiry check ever saw it
         self.unused_since_ms = self.topic.unused_since_ms = None
         if not self.core.connected:
-            self.read_compacted = False
+            self.read_compacted = self.core.reads_view = False
             self.drop_if_unused()
         self.schedule()
 
@@ -288,7 +288,7 @@ class SubscriptionHost:
 
     async def _fetch_and_hand_out(self, request: ReadRequest) -> bool:
         """Read entries that are not in memory, then deliver them; False if none was deliverable."""
-        if request.first < self.topic.core.ledgers.first:
+        if request.first < self.topic.core.ledgers.start(self.read_compacted):
             return True  # dropped before this task began: look again
         if self.read_compacted and self.topic.reader.compacted_before(request.first):
             progress = await self._fetch_compacted(request)
@@ -307,7 +307,7 @@ class SubscriptionHost:
         """Deliver the next surviving entry at or after the request; the entries that compaction
         removed are acknowledged."""
         found = await self.topic.reader.read_compacted(request)
-        facts = await self._facts(found.first, len(found.entries))
+        facts = await self._facts(found.first, len(found.entries), found.append_times)
         removed = ((request.first, found.first),) if found.first > request.first else ()
         # Messages that compaction removed from a batch are marked in its ack set, which every
         # client obeys.
@@ -326,10 +326,10 @@ class SubscriptionHost:
             return self._entry_metadata
         return None
 
-    async def _facts(self, first: int, count: int) -> Facts | None:
+    async def _facts(self, first: int, count: int, taken: Sequence[int] = ()) -> Facts | None:
         """What those consumers get with these entries; None without such consumers."""
         metadata = self._metadata() if count else None
-        return await metadata.read(first, count) if metadata is not None else None
+        return await metadata.read(first, count, taken) if metadata is not None else None
 
     def _hand_out(
         self,

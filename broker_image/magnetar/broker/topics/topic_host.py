@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import AttachedProducer, SendRun, ServedBundle, ServedSubscription
 from magnetar.broker.reading.entry_index import EntryIndex, Run
 from magnetar.broker.replay.topic_transactions import TopicTransactions, limits_of
 from magnetar.broker.topics.admission import Admission, Recorded
+from magnetar.broker.topics.compaction_state import CompactionState
 from magnetar.broker.topics.effective_policies import PROPERTY
 from magnetar.broker.topics.entry_metadata import EntryMetadata
 from magnetar.broker.topics.message_sender import MessageSender
@@ -36,7 +37,8 @@ from magnetar.storage.log.places import RecordPlace
 from magnetar.topics.dispatch.base import DispatchLimits
 from magnetar.topics.ledgers import TERMINATED, TRIMMED, Position, position_text
 from magnetar.topics.state import TopicState
-from magnetar.topics.topic import Topic
+from magnetar.topics.topic import SubscriptionOptions, Topic
+from magnetar.topics.trimming import trim_changes
 from magnetar.watermarks.replay import controls_of
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class TopicHost:
         self.publishing = Publishing(self, self.admission)
         self.metadata, self.sender = EntryMetadata.of_topic(self), self._sender_type(self)
         self.unused_since_ms: int | None = None
+        self.compaction: CompactionState | None = None  # made by the first compaction here
         self._ending: asyncio.Task[Position] | None = None
         self.meter: RateMeter | None = None  # made by the first request for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
@@ -235,11 +238,11 @@ class TopicHost:
             subscription.end_of_topic()
         return last
 
-    async def trim(self, ordinal: int) -> None:
-        """Drop the entries below `ordinal`, durably. Raises ServiceNotReady, StorageError."""
-        ledgers = self.core.ledgers
-        if ledgers.first < ordinal <= ledgers.end:
-            await self.update_properties({TRIMMED: position_text(ledgers.position_before(ordinal))})
+    async def trim(self, ordinal: int, viewed_from: tuple[int, int] | None = None) -> None:
+        """Drop the entries below `ordinal`, durably; a compacted view keeps what it has of them
+        from a position on. Raises ServiceNotReady, StorageError."""
+        if changes := trim_changes(self.core, ordinal, viewed_from):
+            await self.update_properties(changes)
 
     async def truncate(self) -> None:
         """Drop all entries, acknowledged or not, durably. Raises ServiceNotReady, StorageError."""
@@ -362,13 +365,12 @@ class TopicHost:
     # --- subscriptions ----------------------------------------------------------------------------
 
     def open_subscription(
-        self, name: str, start: tuple[int, int], *, durable: bool, properties: dict[str, str]
+        self, name: str, start: tuple[int, int], **options: Unpack[SubscriptionOptions]
     ) -> SubscriptionHost:
         """The subscription, created if need be. Raises NotAllowed, ServiceNotReady."""
         self.check_serving("subscribe again after a lookup")
-        core = self.core.subscribe(name, start, durable=durable, properties=properties)
-        host = self.subscriptions.get(name)
-        if host is None:
+        core = self.core.subscribe(name, start, **options)
+        if (host := self.subscriptions.get(name)) is None:
             host = self._host_type(self, core, self.sender, self.metadata)
             self.subscriptions[name] = host
         return host

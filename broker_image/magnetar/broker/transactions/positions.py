@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 def entry_named(topic: ServedTopic, position: tuple[int, int]) -> int | None:
-    """Ordinal of the entry that an id names; None if there is none (any more)."""
+    """Ordinal of the entry that an id names, also if only a compacted view may have it; None if
+    there is none (any more)."""
     if topic.transactions is not None and is_sidecar(position):
         became = topic.transactions.buffer.committed_to(position)
         if became is None:
             return None
         position = became
-    return topic.core.ledgers.find(position)
+    return topic.core.ledgers.known(position)
 
 
 def last_up_to(topic: ServedTopic, position: tuple[int, int]) -> Position | None:

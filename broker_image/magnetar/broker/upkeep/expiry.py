@@ -137,12 +137,17 @@ async def expire_due(topic: TopicHost, _now_ms: int) -> None:
 async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None:
     """Drop what neither a subscription nor the retention needs. Raises StorageError, StoreError,
     ServiceNotReady."""
-    # A compacted view is read by the ordinals of its entries: those stay. During the look for one a
-    # SEEK may go back, or a subscription be created: what is needed is computed again.
-    if _droppable(
-        topic, now_ms, grace_ms
-    ) > topic.core.ledgers.first and not await topic.bundle.is_compacted(topic):
-        await topic.trim(_droppable(topic, now_ms, grace_ms))
+    # A topic with a compacted view keeps what that does not stand for yet. During the look for one
+    # a SEEK may go back, or a subscription be created: what is needed is computed again.
+    ledgers = topic.core.ledgers
+    if _droppable(topic, now_ms, grace_ms) <= ledgers.first:
+        return
+    view = await topic.bundle.compacted_view(topic)
+    droppable = _droppable(topic, now_ms, grace_ms)
+    if view is None:
+        await topic.trim(droppable)
+    else:
+        await topic.trim(min(droppable, ledgers.ordinal_after(view.horizon)), view.first)
 
 
 def _droppable(topic: TopicHost, now_ms: int, grace_ms: int) -> int:
@@ -198,7 +203,7 @@ async def delete_unused(topic: TopicHost, now_ms: int) -> None:
     if unused_ms < policy.duration_s * 1000 or retention < 0 or unused_ms < retention * 60_000:
         return
     # The topic may be used again during this look for a compacted view.
-    if not await topic.bundle.is_compacted(topic) and topic.unused_since_ms is not None:
+    if await topic.bundle.compacted_view(topic) is None and topic.unused_since_ms is not None:
         if _in_use(topic, policy.mode == CAUGHT_UP):
             topic.unused_since_ms = None
             return

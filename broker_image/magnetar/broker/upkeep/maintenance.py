@@ -21,6 +21,7 @@ from magnetar.broker.upkeep.garbage_collection import GarbageCollector
 from magnetar.broker.upkeep.inquiring import Inquiries
 from magnetar.broker.upkeep.load_history_collection import LoadHistoryCollector
 from magnetar.broker.upkeep.manifest_compaction import ManifestCompactor
+from magnetar.broker.upkeep.topic_compaction import TopicCompactor
 from magnetar.errors import Fenced, MagnetarError
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata.records import BundleRecord, LogPosition
@@ -46,6 +47,7 @@ class Maintenance:
         self.backups = MetadataBackups(context)
         self.inquiries = Inquiries(context, ownership)
         self.load_history = LoadHistoryCollector(context, lambda: ownership.balance.current)
+        self.topic_compactor = TopicCompactor(context, ownership)
         self._chains: dict[str, tuple[LogPosition, int, float]] = {}
 
     async def run(self) -> None:
@@ -66,6 +68,7 @@ class Maintenance:
             await self._quietly("checkpoint", self._checkpoint_if_old, name)
             await self._quietly("tidying", self._tidy, name)
         await self._quietly("open transactions", self.inquiries.look)
+        await self._quietly("topic compaction", self.topic_compactor.look)
         await self._quietly("own files", self.garbage_collector.collect_own)
         if self._leading():
             await self._quietly("files of the dead", self.garbage_collector.collect_dead)

@@ -185,7 +185,7 @@ class ObjectCollector:
     async def _is_dead(self, intent: IntentRecord) -> bool:
         """Whether the writer is known to be over: its broker has lost its claim, or its job's
         run has ended."""
-        if intent.kind == REWRITE:
+        if not intent.job:
             return not await self._context.volume.exists(names.claim(intent.run))
         item = await self._context.store.get(keys.job_run(intent.job, intent.run))
         return item is not None and JobRunRecord.decode(item.value).state in FINISHED_RUNS

@@ -244,10 +244,13 @@ class ServedWatermarks:
     def trimmed(self) -> None:
         """The topic has dropped its first entries, durably."""
         ledgers = self._topic.core.ledgers
-        self.timeline.trim_to(ledgers.position_before(ledgers.first))
-        ledgers = self._topic.core.ledgers
-        for found in self._followed.values():
-            found.trimmed(ledgers.position_before(ledgers.first))
+        dropped_to = ledgers.position_before(ledgers.first)
+        self.timeline.trim_to(dropped_to)
+        for subscription, found in self._followed.items():
+            core = subscription.core
+            # One that reads the compacted view still gets what that has of the dropped entries.
+            mark = core.cursor.mark_delete_position
+            found.trimmed(min(dropped_to, mark) if core.reads_view else dropped_to)
 
     # --- subscriptions ----------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ async def test_a_compressed_batch_comes_whole_and_unpacked(tmp_path: Path) -> No
         ("POST", f"{TOPICS}/many/subscription/s/resetcursor", 405),
         ("GET", "/admin/v2/non-persistent/public/default/t/examinemessage", 405),
         ("PUT", f"{T}/backlogSize", 400),
-        ("PUT", f"{T}/compaction", 405),
+        ("PUT", "/admin/v2/non-persistent/public/default/t/compaction", 405),
         ("PUT", f"{TOPICS}/absent/compaction", 404),
         ("PUT", f"{NAMESPACE}/0x00000000_0x00000001/unload", 412),
         ("POST", f"{NAMESPACE}/0x00000000_0x00000001/clearBacklog", 412),

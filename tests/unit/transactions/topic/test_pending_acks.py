@@ -431,14 +431,14 @@ def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
     topic, subscription, pending = stage()
     pending.acknowledge(A, "c", [(1, 4)], [(5, 0b110, 3)])
     pending.acknowledge(B, "c", [(4, 5), (8, 9)])
-    topic.trim(5)
+    topic.trim(5, 5)
     assert subscription.cursor.mark_delete == 5
     state = pending.to_state()
     assert state.pending == (
         PendingAck(A, (), ((LEDGER, 5, 3, (0b110,)),)),
         PendingAck(B, ((LEDGER, 8, 8),)),
     )
-    topic.trim(7)
+    topic.trim(7, 7)
     assert pending.to_state().pending == (PendingAck(A), PendingAck(B, ((LEDGER, 8, 8),)))
     pending.end(A, ABORT, 0)
     pending.end(B, COMMIT, 0)
