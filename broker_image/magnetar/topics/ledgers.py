@@ -223,18 +223,20 @@ class LedgerTable:
     def span(self, ledger: int, first: int, last: int) -> tuple[int, int]:
         """The ordinals [start, end) of those of the entries first..last (inclusive) of `ledger`
         that exist."""
-        return self._span(ledger, first, last, self._first)
+        start, end = self.known_span(ledger, first, last)
+        start = max(start, self._first)
+        return (start, end) if start < end else (0, 0)
 
     def known_span(self, ledger: int, first: int, last: int) -> tuple[int, int]:
         """As `span`, where entries that were dropped and are still known count."""
-        return self._span(ledger, first, last, self._floor)
-
-    def _span(self, ledger: int, first: int, last: int, low: int) -> tuple[int, int]:
         index = bisect_right(self._ids, ledger) - 1
         if index < 0 or self._ids[index] != ledger:
             return 0, 0
         base = self._bases[index]
-        start, end = max(low, base + max(first, 0)), min(base + last + 1, self._bound(index))
+        start, end = (
+            max(self._floor, base + max(first, 0)),
+            min(base + last + 1, self._bound(index)),
+        )
         return (start, end) if start < end else (0, 0)
 
     def next(self, position: tuple[int, int]) -> Position | None:

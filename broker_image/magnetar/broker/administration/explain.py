@@ -374,7 +374,7 @@ class Explanations:
         intents = [IntentRecord.decode(item.value) for item in items]
         return sorted(
             {
-                f"{found.job}/{found.run}"
+                f"{found.job}/{found.run}" if found.job else f"compaction of {found.topic}"
                 for found in intents
                 if found.bundle == str(bundle) and found.kind != REWRITE
             }

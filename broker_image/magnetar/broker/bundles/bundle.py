@@ -283,7 +283,7 @@ class OwnedBundle:
         behind.
         """
         now = self.context.clock.monotonic()
-        if self.catalog.compacted(str(topic.name)) is None and now >= self._manifest_due:
+        if now >= self._manifest_due:
             await self.catalog.refresh()
             self._manifest_due = now + MANIFEST_AGE_MAX_S
         return self.known_view(topic)

@@ -19,7 +19,7 @@ from magnetar.broker.topics.entry_metadata import EntryMetadata
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms
 from magnetar.compaction.commit import Basis, Conflict
-from magnetar.errors import ServiceNotReady, StorageError
+from magnetar.errors import CorruptData, ServiceNotReady, StorageError
 from magnetar.storage.manifest import SegmentReference
 from magnetar.storage.segments.format import Block, Row
 from magnetar.topics.dispatch.base import ReadRequest
@@ -115,9 +115,17 @@ class CompactionInput:
 
     async def _viewed(self, row: int) -> list[Row | None]:
         at = bisect_right(self._starts, row) - 1
-        segment = await self._segments.segment(self._plan.view[at])
-        number, first = _block_of(segment, row - self._starts[at])
-        block = await segment.block(number)
+        reference = self._plan.view[at]
+        try:
+            segment = await self._segments.segment(reference)
+            number, first = _block_of(segment, row - self._starts[at])
+            block = await segment.block(number)
+        except FileNotFoundError as error:
+            raise CorruptData(
+                f"{reference.object}, a segment of the compacted view of {self._host.name}, is "
+                "missing; restore it from a backup",
+                file=reference.object,
+            ) from error
         ledgers = self._host.core.ledgers
         rows: list[Row | None] = []
         for place in range(first, min(first + ROWS_PER_READ, block.count)):

@@ -19,6 +19,7 @@ import structlog
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import ServedTopic
+from magnetar.broker.topics.compaction_state import CompactionStatus
 from magnetar.broker.topics.publish_times import first_published_at, publish_ms_of
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
@@ -145,9 +146,18 @@ async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None
     view = await topic.bundle.compacted_view(topic)
     droppable = _droppable(topic, now_ms, grace_ms)
     if view is None:
-        await topic.trim(droppable)
+        if not _to_be_compacted(topic):
+            await topic.trim(droppable)
     else:
         await topic.trim(min(droppable, ledgers.ordinal_after(view.horizon)), view.first)
+
+
+def _to_be_compacted(topic: TopicHost) -> bool:
+    """Whether what the topic has is to go into its first compacted view. As in Pulsar, a threshold
+    says so from the beginning, a request from then on."""
+    state = topic.compaction
+    running = state is not None and state.status is CompactionStatus.RUNNING
+    return running or topic.policies.compaction_threshold > 0
 
 
 def _droppable(topic: TopicHost, now_ms: int, grace_ms: int) -> int:

@@ -3,11 +3,15 @@ and in whatever way it comes."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from magnetar.broker.topics.compaction_state import CompactionStatus
+from magnetar.broker.upkeep.view_writing import ViewWriter, WrittenView
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.wire import requests
 from tests.support.brokers import CLOCK, Type, open_peer
@@ -58,6 +62,44 @@ async def test_a_topic_without_a_view_is_trimmed_as_ever(tmp_path: Path) -> None
         assert ledgers.floor == ledgers.first == ledgers.end == 1
 
 
+async def test_what_the_first_view_will_have_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention runs between the phases of the first compaction, and its commit. Naive: the view
+    stands for entries that nobody knows any more."""
+    async with keyed_topic(tmp_path) as topic:
+        await topic.single("a", b"1")
+        host, write = await topic.host(), ViewWriter.write
+
+        async def trimmed(writer: ViewWriter) -> WrittenView:
+            written = await write(writer)
+            await topic.trim()
+            return written
+
+        monkeypatch.setattr(ViewWriter, "write", trimmed)
+        compactor = topic.broker.maintenance.topic_compactor
+        compactor.request(host)
+        while compactor.status(host).status is CompactionStatus.RUNNING:
+            await asyncio.sleep(0.01)
+        assert host.core.ledgers.first == 0
+        await topic.trim()
+        assert host.core.ledgers.first == 1
+        assert await topic.read() == [("a", b"1")]
+
+
+async def test_a_threshold_holds_everything_until_the_first_compaction(tmp_path: Path) -> None:
+    """As Pulsar, which makes the cursor of compaction with the policy."""
+    async with keyed_topic(tmp_path) as topic:
+        host = await topic.host()
+        host.policies = replace(host.policies, compaction_threshold=1 << 40)
+        await topic.single("a", b"1")
+        await topic.trim()
+        assert host.core.ledgers.first == 0
+        await topic.compact()
+        await topic.trim()
+        assert host.core.ledgers.first == 1
+
+
 @pytest.mark.parametrize("checkpoint", [True, False])
 async def test_the_view_is_read_after_a_restart(tmp_path: Path, checkpoint: bool) -> None:
     """#25998: by a new owner that has its state from a checkpoint, or from the log."""
@@ -89,8 +131,6 @@ async def test_files_of_dropped_originals_are_given_up(tmp_path: Path) -> None:
     async with keyed_topic(tmp_path) as topic:
         await compacted(topic)
         await topic.trim()
-        import asyncio
-
         host = await topic.host()
         await topic.broker.service.roll(host.name)
         for _ in range(3):
