@@ -539,3 +539,27 @@ async def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(
         (event,) = await until("an event", lambda: scene.events("NodeLost"))
         assert name in event
         assert node in event
+
+
+async def test_load_analytics_needs_no_topic_and_is_validated(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Its driver is made at once, with what the resource says; the API server knows the bounds."""
+
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        spec = {"clusterRef": {"name": "main"}, "type": "LoadAnalytics"}
+        for wrong, why in (
+            ({"historyDays": 0}, "historyDays"),
+            ({"validHours": 169}, "validHours"),
+            ({"windowSeconds": 59}, "windowSeconds"),
+            ({"windowSeconds": 60}, "use wider windows"),
+        ):
+            with pytest.raises(AssertionError, match=why):
+                scene.create("DataJob", "prices", {**spec, "loadAnalytics": wrong})
+        scene.create("DataJob", "prices", {**spec, "loadAnalytics": {"validHours": 3}})
+        driver = await until("the driver", jobs.driver)
+        arguments = driver["spec"]["containers"][0]["args"]
+        assert "magnetar_jobs.load_analytics" in arguments
+        assert arguments[arguments.index("--valid-hours") + 1] == "3"

@@ -1,4 +1,4 @@
-"""The command line beside a standalone server, in a process of its own."""
+"""The command line beside a server, in a process of its own."""
 
 from __future__ import annotations
 

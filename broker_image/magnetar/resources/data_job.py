@@ -31,6 +31,8 @@ from magnetar.resources.pod_template import ATOMIC, JobPodTemplate
 
 EXECUTORS_MAX = 100
 HISTORY_MAX = 50
+WINDOWS_MAX = 20_000
+"""Of one run of load analytics."""
 SCHEDULE_PATTERN = r"^\s*(@[a-z]+|\S+(\s+\S+){4})\s*$"
 DEFAULT_RUN = "once"
 
@@ -105,6 +107,14 @@ class PySpark(Model):
 
 class LoadAnalytics(Model):
     """Advice on load, from the history that brokers keep of it."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.historyDays * 86400 <= {WINDOWS_MAX} * self.windowSeconds",
+            f"loadAnalytics: use wider windows, or fewer days: at most {WINDOWS_MAX} windows",
+            lambda wanted: wanted.history_days * 86400 <= WINDOWS_MAX * wanted.window_seconds,
+        ),
+    )
 
     history_days: int = Field(
         default=14, ge=1, le=90, description="Days of history that a run reads."

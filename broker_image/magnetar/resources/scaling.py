@@ -98,6 +98,22 @@ class ScaleDownPace(Model):
     )
 
 
+class ForecastUse(Model):
+    """Brokers ahead of the load, by the forecast of load analytics."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Whether a forecast counts while a DataJob of type LoadAnalytics gives one. It "
+        "only ever asks for more brokers than the load does.",
+    )
+    lead_seconds: int = Field(
+        default=900,
+        ge=60,
+        le=86_400,
+        description="How far ahead: brokers for the highest load within this time are wanted now.",
+    )
+
+
 class Autoscaling(Model):
     """Number of brokers by their own load reports."""
 
@@ -134,6 +150,9 @@ class Autoscaling(Model):
     scale_down: ScaleDownPace = Field(
         default_factory=ScaleDownPace, description="How fast brokers are removed."
     )
+    forecast: ForecastUse = Field(
+        default_factory=ForecastUse, description="Brokers ahead of the load."
+    )
 
 
 class AutoscalingStatus(StatusModel):
@@ -157,6 +176,11 @@ class AutoscalingStatus(StatusModel):
         default="", description="When spec.replicas was last written, RFC 3339."
     )
     last_scale: str = Field(default="", description="What was written then, such as 3 -> 4.")
+    forecast: str = Field(
+        default="",
+        description="Whose forecast counts and until when, or why it is ignored; absent: none was "
+        "given, or it is switched off.",
+    )
 
 
 class ScalingStatus(StatusModel):

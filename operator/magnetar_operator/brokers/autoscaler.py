@@ -1,7 +1,7 @@
 """Acting on the load.
 
 Owns: what the autoscaler is shown of a cluster, who else writes `spec.replicas`, and writing it
-through `/scale`. Imports: autoscaling, world. Invariants: nothing is read or written for a cluster
+through `/scale`. Imports: autoscaling, forecasting, world. Invariants: nothing is read or written for a cluster
 that does not ask for it; the write carries the resourceVersion that the decision was made on; the
 status says what was done only after it was done.
 """
@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import structlog
+
+from magnetar.balance.advice import DOCUMENT
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.scaling import AutoscalingStatus
 from magnetar_operator import names
@@ -25,6 +28,7 @@ from magnetar_operator.brokers.autoscaling import (
 )
 from magnetar_operator.brokers.autoscaling_metrics import Look
 from magnetar_operator.brokers.followed_settings import settings_in_force
+from magnetar_operator.brokers.forecasting import Outlook, outlook_of
 from magnetar_operator.brokers.moves import Moves
 from magnetar_operator.brokers.status import Observed
 from magnetar_operator.builders.object import Manifest
@@ -33,6 +37,8 @@ from magnetar_operator.engine.world import World
 from magnetar_operator.kube.kinds import BROKER_CLUSTER
 from magnetar_operator.pods import pods as broker_pods
 from magnetar_operator.pods.rolling import RollPlan
+
+log = structlog.get_logger(__name__)
 
 LOOK_S = 10.0
 STALE_S = 1.0
@@ -84,9 +90,9 @@ async def autoscale(
     sight = _sight(cluster, observed, busy, owner, world.clock.wall_ms())
     decision = decide(spec, cluster.status.autoscaling, sight, world.clock.wall_ms())
     inputs = inputs_of(spec, reports_that_count(sight))
-    world.autoscaling.note(
-        name, Look(decision.status, inputs, window_ends_ms(spec, decision.status)), world.clock
-    )
+    status = _with_forecast(cluster, decision.status, sight.outlook)
+    look = Look(status, inputs, window_ends_ms(spec, status), sight.outlook.used)
+    world.autoscaling.note(name, look, world.clock)
     if decision.replicas is not None:
         await world.api.scale(current, decision.replicas)
     if decision.news:
@@ -94,7 +100,23 @@ async def autoscale(
         await (world.events.warning if warns else world.events.normal)(
             cluster, "AutoscalingDecision", f"{decision.status.decision}: {decision.status.message}"
         )
-    return Autoscaled(decision.status, (_finding(decision),), LOOK_S)
+    return Autoscaled(status, (_finding(decision),), LOOK_S)
+
+
+def _with_forecast(
+    cluster: BrokerCluster, status: AutoscalingStatus, outlook: Outlook
+) -> AutoscalingStatus:
+    """The status with what is to be said of the forecast; a change to one that is ignored is
+    logged."""
+    if outlook.sentence == cluster.status.autoscaling.forecast == status.forecast:
+        return status
+    if outlook.sentence and not outlook.used:
+        log.warning(
+            "autoscaling.forecast_ignored",
+            cluster=f"{cluster.namespace}/{cluster.name}",
+            error=outlook.sentence,
+        )
+    return status.model_copy(update={"forecast": outlook.sentence})
 
 
 def _finding(decision: Decision) -> Finding:
@@ -130,7 +152,15 @@ def _sight(
         if broker_pods.is_ready(pod)
     )
     timeout_s = REPORTS_MISSED_MAX * interval_s
-    return Sight(cluster.spec.replicas, serving, tuple(reports), timeout_s, busy, owner)
+    stored = observed.state.documents.get(DOCUMENT) if observed.state is not None else None
+    cores = [load.cpu.limit / 100 for load in loads.values() if load.cpu.limit]
+    outlook = outlook_of(
+        stored.documents if stored is not None else None,
+        cluster.spec.autoscaling.forecast,
+        cores,
+        wall_ms,
+    )
+    return Sight(cluster.spec.replicas, serving, tuple(reports), timeout_s, busy, owner, outlook)
 
 
 def owner_of_replicas(found: Manifest, written: bool) -> str:

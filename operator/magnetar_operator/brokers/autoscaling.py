@@ -1,8 +1,8 @@
 """How many brokers the load asks for.
 
 Owns: the arithmetic, its words, and when a wish becomes a decision. Imports: resources.scaling,
-conditions. Pure. Invariants: the result is within minReplicas and maxReplicas; more load never asks
-for fewer brokers; brokers are removed only if the rest would stay below every target by the
+conditions, forecasting. Pure. Invariants: the result is within minReplicas and maxReplicas; more load never asks
+for fewer brokers, nor does a forecast; brokers are removed only if the rest would stay below every target by the
 tolerance, so constant load settles; nothing is decided from a report that is missing or older than
 its time-out, nor while the cluster changes; the same decision gives the same status, so that a
 steady state writes none.
@@ -21,9 +21,11 @@ from dataclasses import dataclass
 
 from magnetar.amounts import size_text
 from magnetar.resources.scaling import Autoscaling, AutoscalingStatus
+from magnetar_operator.brokers.forecasting import Outlook, most
 from magnetar_operator.conditions import Reason, timestamp, wall_ms_of
 
 ROUNDING = 1e-9
+NO_OUTLOOK = Outlook()
 STEADY, UP_SOON, UP, DOWN_SOON, DOWN = (
     "Steady",
     "ScaleUpSoon",
@@ -58,7 +60,7 @@ class Sight:
 
     `replicas`: spec.replicas. `serving`: brokers that must have reported. `timeout_s`: age above
     which a report counts for nothing. `busy` and `owner` ("" = none): what the cluster is occupied
-    with, and who else writes spec.replicas.
+    with, and who else writes spec.replicas. `outlook`: what load analytics foretells.
     """
 
     replicas: int
@@ -67,6 +69,7 @@ class Sight:
     timeout_s: float
     busy: str = ""
     owner: str = ""
+    outlook: Outlook = NO_OUTLOOK
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def decide(spec: Autoscaling, previous: AutoscalingStatus, sight: Sight, wall_ms
     silent = _silent(sight)
     if silent:
         return _hold(previous, mode, sight, WAITING, silent, Reason.LOAD_UNKNOWN, wall_ms)
-    wish = wish_of(spec, reports_that_count(sight))
+    wish = ahead(spec, sight, wish_of(spec, reports_that_count(sight)))
     target = min(max(wish.replicas, spec.min_replicas), spec.max_replicas)
     if target == sight.replicas:
         at_bound = f"; {target} is the bound" if wish.replicas != target else ""
@@ -161,6 +164,31 @@ def wish_of(spec: Autoscaling, reports: Sequence[Report]) -> Wish:
     tolerance = spec.tolerance_percent / 100
     wishes = [_wish(one, len(reports), tolerance) for one in inputs_of(spec, reports)]
     return max(wishes, key=lambda wish: wish.replicas)
+
+
+def ahead(spec: Autoscaling, sight: Sight, wish: Wish) -> Wish:
+    """The wish, or that of the forecast if it asks for more: up to `forecasting.RATIO_MAX` times
+    what the present load needs."""
+    inputs = inputs_of(spec, reports_that_count(sight))
+    tolerance = spec.tolerance_percent / 100
+    limit = most([(len(sight.serving) * one.mean, one.target) for one in inputs])
+    targets = {one.name: one.target for one in inputs}
+    for name, total in sight.outlook.totals:
+        if name not in targets:
+            continue
+        each = total / sight.replicas
+        foretold = _wish(
+            Input(name, each, each, "", each, targets[name]), sight.replicas, tolerance
+        )
+        wanted = min(foretold.replicas, limit)
+        if wanted > wish.replicas:
+            wish = Wish(
+                wanted,
+                f"forecast of load analytics for the next {sight.outlook.lead_s} s: {name} "
+                f"{_text(name, total)} in all, {_text(name, targets[name])} is the target of each; "
+                f"the load of now asks for {wish.replicas}",
+            )
+    return wish
 
 
 def inputs_of(spec: Autoscaling, reports: Sequence[Report]) -> list[Input]:

@@ -25,11 +25,12 @@ PREFIX = "magnetar_operator_autoscaling"
 @dataclass(frozen=True, slots=True)
 class Look:
     """One look at one cluster; `window_ends_ms` is when a target that lasts becomes a decision, 0
-    while nothing waits."""
+    while nothing waits; `forecast_used` whether a forecast of load analytics counts."""
 
     status: AutoscalingStatus
     inputs: Sequence[Input]
     window_ends_ms: int
+    forecast_used: bool = False
 
 
 class WallClock(Protocol):
@@ -117,9 +118,15 @@ def _decisions(looks: Sequence[tuple[str, Look]]) -> Iterator[Metric]:
         "Brokers that the load asks for, within the bounds, by the autoscaler's decision",
         labels=["cluster"],
     )
+    used = GaugeMetricFamily(
+        f"{PREFIX}_forecast_used",
+        "1 while a forecast of load analytics counts, 0 without one or while it is ignored",
+        labels=["cluster"],
+    )
     for cluster, look in looks:
+        used.add_metric([cluster], int(look.forecast_used))
         for word in DECISIONS:
             decision.add_metric([cluster, word], int(look.status.decision == word))
         current.add_metric([cluster], look.status.current_replicas)
         wanted.add_metric([cluster], look.status.wanted_replicas)
-    yield from (decision, current, wanted)
+    yield from (decision, current, wanted, used)

@@ -309,6 +309,26 @@ def test_a_log_compaction_gets_the_command_line_that_it_parses(whose: dict[str, 
 
 
 @pytest.mark.slow
+def test_load_analytics_gets_the_command_line_that_it_parses() -> None:
+    load_analytics = pytest.importorskip("magnetar_jobs.load_analytics")
+    for spec, expected in (
+        (None, (14.0, 600, 24.0, 5)),
+        (
+            {"historyDays": 3, "windowSeconds": 60, "validHours": 2, "sampleTopics": 0},
+            (3.0, 60, 2.0, 0),
+        ),
+    ):
+        resource = job(type="LoadAnalytics", compaction=None, loadAnalytics=spec)
+        driver, _ = job_pods_of(resource)
+        arguments = driver["spec"]["containers"][0]["args"]
+        assert arguments[:3] == ["python3", "-m", "magnetar_jobs.load_analytics"]
+        parsed = load_analytics.parse_arguments(arguments[3:])
+        found = (parsed.days, parsed.window_seconds, parsed.valid_hours, parsed.sample_topics)
+        assert found == expected
+        load_analytics.Options(*found).check()
+
+
+@pytest.mark.slow
 def test_a_script_is_mounted_into_its_driver_alone_and_gets_its_arguments() -> None:
     """The command line is one of `magnetar_jobs.script`'s own parser."""
     script = pytest.importorskip("magnetar_jobs.script")
