@@ -28,6 +28,7 @@ _ROWS: dict[tuple[Right, int], str] = {
     (Right.OPEN, 200): """
         GET /live
         GET /ready
+        GET /status.html
         GET /metrics/
         GET /metrics
         GET /admin/v2/brokers/ready
@@ -144,7 +145,7 @@ _ROWS: dict[tuple[Right, int], str] = {
         GET T/permissions
         DELETE,POST T/permissions/{role}
         DELETE,GET,PUT T/properties
-        DELETE,GET,POST,PUT T/offload
+        GET,PUT T/offload
         DELETE,GET,POST,PUT T/shadowTopics
     """,
     (Right.ADMINISTER, 403): """

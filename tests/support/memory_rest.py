@@ -113,7 +113,8 @@ class MemoryPort:
             raise TopicExists(f"topic {topic} already exists")
         self.partitioned[topic] = partitions
 
-    async def stats(self, topic: TopicName) -> dict[str, Any]:
+    async def stats(self, topic: TopicName, wanted: object = None) -> dict[str, Any]:
+        del wanted
         self._fail()
         return {"topic": str(topic)}
 

@@ -203,7 +203,7 @@ class CommandService(TransactionCommands, Protocol):
 
 class AttachedProducer(Protocol):
     """A producer, as its connection and its topic see it. `pending` counts SENDs without an
-    answer; `messages_in` and `bytes_in` are counted for metrics of producers only."""
+    answer."""
 
     closed: bool
     sends_chunks: bool
@@ -247,6 +247,10 @@ class AttachedConsumer(Protocol):
     bytes_out: int
     messages_redelivered: int
     entries_acknowledged: int
+    flow_ms: int
+    first_sent_ms: int
+    sent_ms: int
+    acknowledged_ms: int
 
     @property
     def takes_watermarks(self) -> bool: ...
@@ -411,6 +415,12 @@ class ServedTopic(Protocol):
     def drop_subscription(self, subscription: ServedSubscription) -> None: ...
 
 
+class WrittenAcknowledgements(Protocol):
+    """What notes the times of acknowledgements; see `topics.traffic`."""
+
+    def written(self, mark_delete: tuple[int, int]) -> None: ...
+
+
 class ServedSubscription(Protocol):
     """A subscription in service, as its topic and its bundle see it."""
 
@@ -420,6 +430,9 @@ class ServedSubscription(Protocol):
     def topic(self) -> ServedTopic: ...
     @property
     def core(self) -> Subscription: ...
+
+    @property
+    def traffic(self) -> WrittenAcknowledgements: ...
 
     def sessions(self) -> list[AttachedConsumer]: ...
     def schedule(self) -> None: ...

@@ -48,6 +48,7 @@ Asked = Sequence[Depends]
 OPEN = (
     "/live",
     "/ready",
+    "/status.html",
     "/docs",
     "/openapi.json",
     "/admin/v2/brokers/ready",

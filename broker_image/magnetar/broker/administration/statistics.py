@@ -1,26 +1,30 @@
 """What REST shows of a topic.
 
-Owns: the JSON of `stats`, `internalStats` and their sums over partitions. Imports: topics, names.
-Source: Pulsar's TopicStats and PersistentTopicInternalStats: the fields that clients and suites
-read. Invariants: reading statistics touches no storage; a field that this broker does not measure
-is absent or 0, never invented.
+Owns: the JSON of `stats` and `internalStats`. Imports: topics, names. Source: Pulsar 4.2's
+TopicStatsImpl and PersistentTopicInternalStats, field by field. Invariants: reading statistics
+touches no storage unless publish times are asked for; a field that this broker does not measure is
+0, never invented.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from magnetar.broker.commands.sessions import ConsumerSession, ProducerSession
 from magnetar.broker.commands.statistics import consumer_rates
 from magnetar.broker.topics.compaction_state import CompactionState
-from magnetar.broker.topics.rates import topic_rates
+from magnetar.broker.topics.publish_times import publish_ms_of
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms, iso8601
+from magnetar.policies import BacklogQuota
+from magnetar.policy_shapes import DESTINATION_STORAGE, MESSAGE_AGE
 from magnetar.topics.dispatch.base import Consumer, SubscriptionType
 from magnetar.topics.ledgers import Position
-from magnetar.topics.producers import Producer
+from magnetar.topics.producers import AccessMode, Producer
 
 TYPE_NAMES: Mapping[SubscriptionType, str] = {
     SubscriptionType.EXCLUSIVE: "Exclusive",
@@ -28,24 +32,72 @@ TYPE_NAMES: Mapping[SubscriptionType, str] = {
     SubscriptionType.FAILOVER: "Failover",
     SubscriptionType.KEY_SHARED: "Key_Shared",
 }
+ACCESS_MODES: Mapping[AccessMode, str] = {
+    AccessMode.SHARED: "Shared",
+    AccessMode.EXCLUSIVE: "Exclusive",
+    AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+}
 TOPIC_RATES = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut")
 RATES = ("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate")
 """Of a subscription: the sums over its consumers."""
-SUMMED = frozenset(
-    {
-        *TOPIC_RATES,
-        *RATES,
-        "msgDelayed",
-        "msgInCounter",
-        "bytesInCounter",
-        "msgOutCounter",
-        "bytesOutCounter",
-        "storageSize",
-        "backlogSize",
-        "msgBacklog",
-        "unackedMessages",
-    }
+EMPTY_LEDGER: Mapping[str, Any] = MappingProxyType(
+    {"entries": 0, "size": 0, "offloaded": False, "underReplicated": False}
 )
+NOT_HERE: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(
+        (
+            "bytesOutInternalCounter",
+            "systemTopicBytesInCounter",
+            "offloadedStorageSize",
+            "lastOffloadLedgerId",
+            "lastOffloadSuccessTimeStamp",
+            "lastOffloadFailureTimeStamp",
+            "delayedMessageIndexSizeInBytes",
+            "nonContiguousDeletedMessagesRangesSerializedSize",
+            "committedTxnCount",
+        ),
+        0,
+    )
+)
+"""Of a topic: what has no counterpart here, or is not counted."""
+NOT_IN_SUBSCRIPTIONS: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(
+        (
+            "chunkedMessageRate",
+            "delayedMessageIndexSizeInBytes",
+            "dispatchThrottledBytesEventsByBrokerLimit",
+            "dispatchThrottledMsgEventsByBrokerLimit",
+            "drainingHashesClearedTotal",
+            "drainingHashesCount",
+            "drainingHashesUnackedMessages",
+            "filterAcceptedMsgCount",
+            "filterProcessedMsgCount",
+            "filterRejectedMsgCount",
+            "filterRescheduledMsgCount",
+            "lastExpireTimestamp",
+            "msgExpired",
+            "msgInReplay",
+            "msgRateExpired",
+            "nonContiguousDeletedMessagesRangesSerializedSize",
+        ),
+        0,
+    )
+)
+"""The same of a subscription."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of a topic's statistics is asked for. `earliest`: the publish time of the first message
+    of each backlog, which storage is read for."""
+
+    publishers: bool = True
+    consumers: bool = True
+    earliest: bool = False
+
+
+ALL = Wanted()
 
 
 def text_of(position: Position) -> str:
@@ -53,29 +105,76 @@ def text_of(position: Position) -> str:
     return f"{position.ledger}:{position.entry}"
 
 
-def topic_stats(host: TopicHost) -> dict[str, Any]:
+def topic_stats(host: TopicHost, wanted: Wanted = ALL) -> dict[str, Any]:
     """TopicStats of a topic served here."""
-    core, counters = host.core, host.core.counters
-    core.age(elapsed_ms(host.context.clock))
-    subscriptions = {name: _subscription_stats(found) for name, found in host.subscriptions.items()}
-    return {
-        **_topic_rates(host),
+    core, counters, policies = host.core, host.core.counters, host.policies
+    now_ms = elapsed_ms(host.context.clock)
+    core.age(now_ms)
+    subscriptions = {
+        name: _subscription_stats(found, wanted) for name, found in host.subscriptions.items()
+    }
+    quota, age = (
+        policies.backlog_quotas.get(kind, BacklogQuota())
+        for kind in (DESTINATION_STORAGE, MESSAGE_AGE)
+    )
+    buffer = host.transactions.buffer if host.transactions is not None else None
+    found = {
+        **NOT_HERE,
+        **dict(zip(TOPIC_RATES, host.traffic.rates(), strict=False)),
+        **_oldest_backlog(host, now_ms),
         "averageMsgSize": counters.bytes_in / counters.messages_in if counters.messages_in else 0.0,
         "msgInCounter": counters.messages_in,
         "bytesInCounter": counters.bytes_in,
         "msgOutCounter": counters.messages_out,
         "bytesOutCounter": counters.bytes_out,
+        "msgChunkPublished": any(
+            _producer(found).sends_chunks for found in core.producers.by_name.values()
+        ),
         "storageSize": core.ages.bytes_from(core.ledgers.first, core.ledgers.end),
         "backlogSize": max((found["backlogSize"] for found in subscriptions.values()), default=0),
+        "backlogQuotaLimitSize": quota.limit_bytes,
+        "backlogQuotaLimitTime": age.limit_s,
+        "earliestMsgPublishTimeInBacklogs": 0,
+        "publishRateLimitedTimes": 0,
+        "ongoingTxnCount": sum(1 for _ in buffer.open_transactions()) if buffer is not None else 0,
+        "abortedTxnCount": buffer.fences.aborted() if buffer is not None else 0,
+        "nonContiguousDeletedMessagesRanges": sum(
+            found["nonContiguousDeletedMessagesRanges"] for found in subscriptions.values()
+        ),
         "publishers": [
-            _publisher_stats(name, found) for name, found in core.producers.by_name.items()
+            _publisher_stats(name, found)
+            for name, found in (core.producers.by_name.items() if wanted.publishers else ())
         ],
+        "waitingPublishers": sum(1 for _ in core.producers.waiting),
         "subscriptions": subscriptions,
-        "waitingPublishers": 0,
         "replication": {},
+        "deduplicationStatus": "Enabled" if policies.deduplication_enabled else "Disabled",
         "compaction": compaction_stats(host),
-        "deduplicationStatus": "Enabled" if host.policies.deduplication_enabled else "Disabled",
         "ownerBroker": host.context.http_url.removeprefix("http://"),
+        "topicCreationTimeStamp": core.created_ms,
+        "lastPublishTimeStamp": host.traffic.published_ms,
+    }
+    if core.producers.topic_epoch is not None:
+        found["topicEpoch"] = core.producers.topic_epoch
+    return found if host.name.persistent else found | {"msgDropRate": 0.0}
+
+
+def _oldest_backlog(host: TopicHost, now_ms: int) -> dict[str, Any]:
+    """How long the oldest message has waited that some durable subscription has before it, and
+    for which; -1 where none waits."""
+    core = host.core
+    marks = {
+        name: found.cursor.mark_delete
+        for name, found in core.subscriptions.items()
+        if found.durable and found.backlog
+    }
+    if not marks:
+        return {"oldestBacklogMessageAgeSeconds": -1}
+    name = min(marks, key=lambda subscription: marks[subscription])
+    waited_ms = now_ms - core.ages.appended_by(marks[name], now_ms)
+    return {
+        "oldestBacklogMessageAgeSeconds": waited_ms // 1000,
+        "oldestBacklogMessageSubscriptionName": name,
     }
 
 
@@ -103,21 +202,36 @@ def _compacted_ledger(host: TopicHost) -> dict[str, Any]:
     }
 
 
-def _topic_rates(host: TopicHost) -> dict[str, float]:
-    return dict(zip(TOPIC_RATES, topic_rates(host), strict=False))
+def _producer(found: Producer) -> ProducerSession:
+    session = found.handle
+    assert isinstance(session, ProducerSession)
+    return session
 
 
 def _publisher_stats(name: str, producer: Producer) -> dict[str, Any]:
-    session = producer.handle
-    assert isinstance(session, ProducerSession)
+    session = _producer(producer)
     connection = session.connection
+    messages, size = session.rates()
     return {
+        "accessMode": ACCESS_MODES[producer.mode],
         "producerName": name,
         "producerId": producer.producer_id,
         "epoch": producer.epoch,
-        "address": str(connection.peer),
+        "msgRateIn": messages,
+        "msgThroughputIn": size,
+        "averageMsgSize": size / messages if messages else 0.0,
+        "chunkedMessageRate": 0.0,
+        "supportsPartialProducer": False,
+        "address": _address(connection.peer),
+        "connectedSince": iso8601(session.connected_ms),
         "clientVersion": connection.client_version,
+        "metadata": dict(session.metadata or {}),
     }
+
+
+def _address(peer: str) -> str:
+    """A peer as Java writes it."""
+    return f"/{peer}"
 
 
 def _consumer_stats(session: ConsumerSession, consumer: Consumer) -> dict[str, Any]:
@@ -127,47 +241,106 @@ def _consumer_stats(session: ConsumerSession, consumer: Consumer) -> dict[str, A
         "availablePermits": consumer.permits,
         "unackedMessages": consumer.unacknowledged,
         "blockedConsumerOnUnackedMsgs": consumer.blocked,
+        "avgMessagesPerEntry": round(consumer.messages_out / session.entries_out)
+        if session.entries_out
+        else 0,
         "msgOutCounter": consumer.messages_out,
         "bytesOutCounter": session.bytes_out,
         "msgRateOut": rates.messages_out,
         "msgThroughputOut": rates.bytes_out,
         "msgRateRedeliver": rates.redelivered,
         "messageAckRate": rates.acknowledged,
-        "address": str(session.connection.peer),
+        "chunkedMessageRate": 0.0,
+        "drainingHashesCount": 0,
+        "drainingHashesClearedTotal": 0,
+        "drainingHashesUnackedMessages": 0,
+        "firstConsumedFlowTimestamp": session.first_flow_ms,
+        "lastConsumedFlowTimestamp": session.flow_ms,
+        "firstMessagesSentTimestamp": session.first_sent_ms,
+        "lastConsumedTimestamp": session.sent_ms,
+        "lastConsumedTime": iso8601(session.sent_ms),
+        "lastAckedTimestamp": session.acknowledged_ms,
+        "lastAckedTime": iso8601(session.acknowledged_ms),
+        "address": _address(session.connection.peer),
         "clientVersion": session.connection.client_version,
         "connectedSince": iso8601(session.connected_ms),
+        "metadata": dict(session.metadata or {}),
     }
 
 
-def _subscription_stats(host: SubscriptionHost) -> dict[str, Any]:
-    core = host.core
-    hashes = core.hash_ranges()
-    consumers = [
-        _consumer_stats(session, consumer)
-        | (
-            {"keyHashRanges": [f"[{start}, {end}]" for start, end in hashes[session]]}
-            if session in hashes
-            else {}
-        )
-        for session, consumer in core.consumers.items()
-        if isinstance(session, ConsumerSession)
-    ]
-    return {
+def _consumers(host: SubscriptionHost) -> Iterator[dict[str, Any]]:
+    hashes = host.core.hash_ranges()
+    for session, consumer in host.core.consumers.items():
+        if isinstance(session, ConsumerSession):
+            ranges = hashes.get(session)
+            yield _consumer_stats(session, consumer) | (
+                {
+                    "drainingHashes": [],
+                    "keyHashRanges": [f"[{start}, {end}]" for start, end in ranges],
+                    "keyHashRangeArrays": [[start, end] for start, end in ranges],
+                }
+                if ranges is not None
+                else {}
+            )
+
+
+def _subscription_stats(host: SubscriptionHost, wanted: Wanted) -> dict[str, Any]:
+    core, consumers = host.core, list(_consumers(host))
+    sessions = [found for found in core.consumers if isinstance(found, ConsumerSession)]
+    found = {
+        **NOT_IN_SUBSCRIPTIONS,
         **{rate: sum(found[rate] for found in consumers) for rate in RATES},
         "msgBacklog": core.backlog,
+        "msgBacklogNoDelayed": core.backlog - core.delayed_entries,
         "msgDelayed": core.delayed_entries,
         "blockedSubscriptionOnUnackedMsgs": core.blocked,
         "backlogSize": host.topic.core.ages.bytes_from(core.cursor.mark_delete, core.cursor.end),
+        "earliestMsgPublishTimeInBacklog": 0,
         "unackedMessages": core.unacknowledged,
-        "type": TYPE_NAMES[core.kind] if core.kind is not None else "",
+        "type": TYPE_NAMES[core.kind] if core.kind is not None else "None",
+        "durable": core.durable,
         "isDurable": core.durable,
+        "replicated": False,
+        "isReplicated": False,
+        "allowOutOfOrderDelivery": False,
         "msgOutCounter": core.messages_out,
+        "bytesOutCounter": host.traffic.bytes_out
+        + sum(found["bytesOutCounter"] for found in consumers),
         "totalMsgExpired": host.messages_expired,
+        "lastConsumedFlowTimestamp": max(
+            [host.traffic.flow_ms, *(one.flow_ms for one in sessions)]
+        ),
+        "lastConsumedTimestamp": max([host.traffic.sent_ms, *(one.sent_ms for one in sessions)]),
+        "lastAckedTimestamp": host.traffic.acknowledged_ms,
+        "lastMarkDeleteAdvancedTimestamp": host.traffic.advanced_ms,
         "nonContiguousDeletedMessagesRanges": core.cursor.range_count,
+        "consumersAfterMarkDeletePosition": {},
+        "dispatchThrottledBytesEventsBySubscriptionLimit": 0,
+        "dispatchThrottledBytesEventsByTopicLimit": 0,
+        "dispatchThrottledMsgEventsBySubscriptionLimit": 0,
+        "dispatchThrottledMsgEventsByTopicLimit": 0,
         "subscriptionProperties": dict(core.properties),
-        "activeConsumerName": core.active.name if core.active is not None else "",
-        "consumers": consumers,
+        "consumers": consumers if wanted.consumers else [],
     }
+    if core.active is not None:
+        found["activeConsumerName"] = core.active.name
+    if core.kind is SubscriptionType.KEY_SHARED:
+        policies = [consumer.key_shared for consumer in core.consumers.values()]
+        found["keySharedMode"] = policies[0].mode.name
+        found["allowOutOfOrderDelivery"] = policies[0].out_of_order
+    return found
+
+
+async def read_earliest(host: TopicHost, stats: dict[str, Any]) -> None:
+    """Add when the first message of each backlog was published. Raises StorageError."""
+    times = []
+    for name, found in list(host.subscriptions.items()):
+        if found.core.backlog and name in stats["subscriptions"]:
+            cursor = found.core.cursor
+            published_ms = await publish_ms_of(host, cursor.mark_delete) or 0
+            stats["subscriptions"][name]["earliestMsgPublishTimeInBacklog"] = published_ms
+            times.append(published_ms)
+    stats["earliestMsgPublishTimeInBacklogs"] = min(times, default=0)
 
 
 def internal_stats(host: TopicHost) -> dict[str, Any]:
@@ -180,17 +353,20 @@ def internal_stats(host: TopicHost) -> dict[str, Any]:
         "numberOfEntries": core.ledgers.end - core.ledgers.first,
         "totalSize": core.ages.bytes_from(core.ledgers.first, core.ledgers.end),
         "currentLedgerEntries": core.next_entry,
-        "currentLedgerSize": 0,
+        "currentLedgerSize": core.ages.bytes_from(core.ledgers.first, core.ledgers.end)
+        if len(ledgers) == 1
+        else 0,
         "waitingCursorsCount": sum(
             1 for found in host.subscriptions.values() if found.core.connected
         ),
         "pendingAddEntriesCount": core.unconfirmed,
         "lastConfirmedEntry": text_of(last),
         "state": "Terminated" if core.terminated is not None else "LedgerOpened",
+        "lastLedgerCreatedTimestamp": iso8601(core.created_ms),
         "ledgers": [
-            {"ledgerId": ledger, "entries": count, "size": 0, "offloaded": False}
-            for ledger, count in ledgers
-        ],
+            {**EMPTY_LEDGER, "ledgerId": ledger, "entries": count} for ledger, count in ledgers
+        ]
+        or [{**EMPTY_LEDGER, "ledgerId": last.ledger}],
         "cursors": {name: _cursor_stats(found) for name, found in host.subscriptions.items()},
         "schemaLedgers": [],
         "compactedLedger": _compacted_ledger(host),
@@ -217,30 +393,12 @@ def _cursor_stats(host: SubscriptionHost) -> dict[str, Any]:
         + "]",
         "state": "Open",
         "active": host.core.connected,
+        "cursorLedger": -1,
+        "cursorLedgerLastEntry": -1,
+        "lastLedgerSwitchTimestamp": iso8601(host.topic.core.created_ms),
+        "subscriptionHavePendingRead": host.core.connected and cursor.backlog == 0,
+        "subscriptionHavePendingReplayRead": False,
         "numberOfEntriesSinceFirstNotAckedMessage": cursor.end - cursor.mark_delete,
         "totalNonContiguousDeletedMessagesRange": cursor.range_count,
         "properties": {},
     }
-
-
-def sum_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The statistics of several partitions as those of one topic: counters added up, publishers
-    and consumers together."""
-    total: dict[str, Any] = {
-        **dict.fromkeys(
-            ("msgInCounter", "bytesInCounter", "msgOutCounter", "bytesOutCounter", "storageSize"), 0
-        )
-    }
-    total |= {"backlogSize": 0, "publishers": [], "subscriptions": {}}
-    for one in stats:
-        for name in SUMMED & one.keys():
-            total[name] = total.get(name, 0) + one[name]
-        total["publishers"] += one["publishers"]
-        for name, found in one["subscriptions"].items():
-            known = total["subscriptions"].setdefault(
-                name, {**found, **dict.fromkeys(SUMMED & found.keys(), 0), "consumers": []}
-            )
-            for counter in SUMMED & found.keys():
-                known[counter] += found[counter]
-            known["consumers"] = known["consumers"] + found["consumers"]
-    return total

@@ -13,9 +13,16 @@ from collections.abc import Mapping
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from magnetar.broker.administration.moves import Moves
+from magnetar.broker.administration.partition_sums import sum_stats
 from magnetar.broker.administration.peers import ask_peer
 from magnetar.broker.administration.site import Site
-from magnetar.broker.administration.statistics import internal_stats, sum_stats, topic_stats
+from magnetar.broker.administration.statistics import (
+    ALL,
+    Wanted,
+    internal_stats,
+    read_earliest,
+    topic_stats,
+)
 from magnetar.broker.administration.subscriptions import Subscriptions
 from magnetar.broker.commands.service import Mode
 from magnetar.broker.topics.compaction_state import CompactionState
@@ -180,24 +187,40 @@ class Topics:
         subscriptions = await self._subscriptions.subscriptions(topic) if partitioned else ()
         await self._site.broker.service.partitioning.grow(topic, partitions, tuple(subscriptions))
 
-    async def stats(self, topic: TopicName) -> dict[str, Any]:
-        return topic_stats(await self._site.host(topic))
+    async def check_exists(self, topic: TopicName) -> None:
+        """Raises TopicNotFound, NotOwner."""
+        if await self._site.parts(topic) == [topic]:
+            await self._site.host(topic)
+
+    async def stats(self, topic: TopicName, wanted: Wanted = ALL) -> dict[str, Any]:
+        host = await self._site.host(topic)
+        found = topic_stats(host, wanted)
+        if wanted.earliest:
+            await read_earliest(host, found)
+        return found
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
         return internal_stats(await self._site.host(topic))
 
-    async def partitioned_stats(self, topic: TopicName, per_partition: bool) -> dict[str, Any]:
+    async def partitioned_stats(
+        self, topic: TopicName, per_partition: bool, wanted: Wanted = ALL
+    ) -> dict[str, Any]:
         count = await self._site.broker.service.partitions(topic)
         if not count:
             raise _no_partitions(topic)
 
         async def one(part: TopicName) -> dict[str, Any]:
             try:
-                return await self.stats(part)
+                return await self.stats(part, wanted)
             except TopicNotFound:
                 return sum_stats(())  # nobody has used this partition yet
 
-        found = await self._site.on_each(topic, one, "GET", "/stats")
+        asked = (
+            f"/stats?excludePublishers={str(not wanted.publishers).lower()}"
+            f"&excludeConsumers={str(not wanted.consumers).lower()}"
+            f"&getEarliestTimeInBacklog={str(wanted.earliest).lower()}"
+        )
+        found = await self._site.on_each(topic, one, "GET", asked)
         partitions = {str(part): stats for part, stats in found.items()} if per_partition else {}
         return {
             **sum_stats(found.values()),

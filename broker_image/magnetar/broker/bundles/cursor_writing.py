@@ -182,6 +182,7 @@ class CursorWriter:
             properties=delta.properties,
         )
         self._bundle.append(encoded, on_durable)
+        subscription.traffic.written(delta.mark_delete)
 
 
 def _confirming(confirmed: Sequence[Confirmed]) -> Durable | None:

@@ -178,6 +178,8 @@ class Consuming:
             takes_watermarks=request.watermarks,
             takes_any_schema=takes_any_schema(request),
         )
+        if request.metadata:
+            session.metadata = {pair.key: pair.value for pair in request.metadata}
         host.core.add_consumer(
             session,
             SubscriptionType(request.subType),

@@ -116,6 +116,8 @@ class Producing:
         name = request.producer_name or self._generate_name()
         session = ProducerSession(connection, request.producer_id, name, request.epoch, topic)
         session.schema_version = schema_version
+        if request.metadata:
+            session.metadata = {pair.key: pair.value for pair in request.metadata}
         session.waits = lambda: self._notify_that_it_waits(session, request.request_id)
         producer = Producer(
             name,

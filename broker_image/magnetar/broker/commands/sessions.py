@@ -9,7 +9,7 @@ the order of its SENDs, errors among them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -46,8 +46,7 @@ WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 @dataclass(slots=True, eq=False)
 class ProducerSession:
     """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether
-    it has sent a part of a message, `used` whether it has sent anything. `messages_in` and
-    `bytes_in` are counted for metrics of producers only, and `meter` is made by the first reading.
+    it has sent a part of a message, `used` whether it has sent anything.
 
     `waits` is called when it must queue for exclusive access.
     """
@@ -65,14 +64,17 @@ class ProducerSession:
     waits: Callable[[], None] | None = None
     used: bool = False
     encoded_name: bytes = b""
+    metadata: Mapping[str, str] | None = None
     messages_in: int = 0
     bytes_in: int = 0
-    meter: RateMeter | None = None
+    connected_ms: int = 0
+    _meter: RateMeter | None = None
     _leaving: bool = False
     _granted: asyncio.Future[Grant] | None = None
 
     def __post_init__(self) -> None:
         self.encoded_name = self.name.encode()
+        self.connected_ms = self.topic.context.clock.wall_ms()
 
     @property
     def topic_name(self) -> TopicName:
@@ -85,6 +87,13 @@ class ProducerSession:
             self.topic.publish(self, run)
         else:
             publish_in_transaction(self.topic, self, run, run.txn)
+
+    def rates(self) -> Sequence[float]:
+        """Messages and bytes per second since the last request, or over a moment."""
+        now, counts = self.topic.context.clock.monotonic(), (self.messages_in, self.bytes_in)
+        if self._meter is None:
+            self._meter = RateMeter(now, len(counts), counts)
+        return self._meter.rates(now, counts)
 
     def detach(self) -> None:
         self.topic.publishing.detach(self)
@@ -219,6 +228,12 @@ class ConsumerSession:
     bytes_out: int = 0
     messages_redelivered: int = 0
     entries_acknowledged: int = 0
+    metadata: Mapping[str, str] | None = None
+    first_flow_ms: int = 0
+    flow_ms: int = 0
+    first_sent_ms: int = 0
+    sent_ms: int = 0
+    acknowledged_ms: int = 0
     partition: int = field(init=False)
     connected_ms: int = field(init=False)
     meter: RateMeter = field(init=False)
@@ -240,6 +255,8 @@ class ConsumerSession:
 
     def flow(self, permits: int) -> None:
         self.used = True
+        self.flow_ms = self.subscription.topic.context.clock.wall_ms()
+        self.first_flow_ms = self.first_flow_ms or self.flow_ms
         self.subscription.core.flow(self, permits)
         self.subscription.schedule()
 

@@ -6,12 +6,9 @@ are none unless the settings name consumers, or producers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from magnetar.broker.commands.sessions import ConsumerSession, ProducerSession
 from magnetar.broker.commands.statistics import ConsumerRates
 from magnetar.broker.exposition.sheet import Family
-from magnetar.hosting.rates import RateMeter
 
 
 class ReadConsumer:
@@ -29,14 +26,7 @@ class ReadProducer:
     __slots__ = ("rates", "session")
 
     def __init__(self, session: ProducerSession) -> None:
-        now, counts = (
-            session.topic.context.clock.monotonic(),
-            (session.messages_in, session.bytes_in),
-        )
-        if session.meter is None:
-            session.meter = RateMeter(now, len(counts), counts)
-        self.session = session
-        self.rates: Sequence[float] = session.meter.rates(now, counts)
+        self.session, self.rates = session, session.rates()
 
 
 CONSUMER_FAMILIES: tuple[Family[ReadConsumer], ...] = (

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from magnetar.broker.exposition.sheet import ABSENT, Family
 from magnetar.broker.exposition.subscriptions import ReadSubscription
 from magnetar.broker.topics.publish_histogram import LATENCY_BUCKETS, SIZE_BUCKETS
-from magnetar.broker.topics.rates import topic_rates
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms
 from magnetar.hosting.minute_histogram import Minute
@@ -40,7 +39,7 @@ class ReadTopic:
     def __init__(self, host: TopicHost, subscriptions: list[ReadSubscription]) -> None:
         core, clock = host.core, host.context.clock
         self.host, self.subscriptions = host, subscriptions
-        self.counters, self.rates = core.counters, topic_rates(host)
+        self.counters, self.rates = core.counters, host.traffic.rates()
         core.age(elapsed_ms(clock))
         self.storage_bytes = core.ages.bytes_from(core.ledgers.first, core.ledgers.end)
         self.consumers = sum(len(found.core.consumers) for found in subscriptions)

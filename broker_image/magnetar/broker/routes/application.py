@@ -95,6 +95,12 @@ def _add_probes(application: FastAPI, admin: BrokerAdministration) -> None:
         """Tell whether clients should be sent here."""
         return answer(admin.health.ready())
 
+    @application.get("/status.html", response_class=PlainTextResponse, tags=["broker"])
+    async def vip_status() -> PlainTextResponse:
+        """Tell a load balancer of Pulsar's brokers whether clients should be sent here."""
+        ready = admin.health.ready()
+        return PlainTextResponse("OK" if ready else "not ready", 200 if ready else 503)
+
     @application.get("/metrics", tags=["broker"])
     @application.get("/metrics/", include_in_schema=False)
     async def metrics() -> Response:

@@ -17,7 +17,6 @@ from magnetar.rest.rights import Asked
 ALL = ["GET", "PUT", "POST", "DELETE"]
 FUNCTIONS = ("functions", "function", "sinks", "sink", "sources", "source", "packages")
 TOPIC_PARTS = (
-    "offload",
     "shadowTopics",
     "subscription/{subscription}/replicatedSubscriptionStatus",
     "replicatedSubscriptionStatus",
@@ -59,8 +58,8 @@ def _add_topic_parts(router: APIRouter) -> None:
         """Refused: topics have neither tiers nor replicas elsewhere."""
         del topic
         raise UnsupportedCommand(
-            "offloading, shadow topics and replication are not offered by Magnetar: all brokers "
-            "share one storage"
+            "Shadow topics and replication are not offered by Magnetar; consume here and publish "
+            "there"
         )
 
     for part in TOPIC_PARTS:

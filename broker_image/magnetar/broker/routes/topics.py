@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.broker.administration.statistics import Wanted
 from magnetar.broker.routes.subscriptions import PROPERTIES
-from magnetar.errors import InvalidRequest, TopicNotFound
+from magnetar.errors import InvalidRequest, NotOffered, TopicNotFound
 from magnetar.rest.answers import (
     NO_CONTENT,
     TOPIC,
@@ -51,12 +52,30 @@ WithSchema = Annotated[
 ]
 
 
+async def _wanted(
+    without_publishers: Annotated[bool, Query(alias="excludePublishers")] = False,
+    without_consumers: Annotated[bool, Query(alias="excludeConsumers")] = False,
+    earliest: Annotated[
+        bool,
+        Query(
+            alias="getEarliestTimeInBacklog",
+            description="whether to read when the first message of each backlog was published",
+        ),
+    ] = False,
+) -> Wanted:
+    return Wanted(not without_publishers, not without_consumers, earliest)
+
+
+WantedStats = Annotated[Wanted, Depends(_wanted)]
+
+
 def topic_router(admin: BrokerAdministration, asked: Asked) -> APIRouter:
     """Topics over `admin`."""
     router = APIRouter(tags=["topics"], dependencies=asked)
     _add_work(router, admin)  # before partitions: of "t/terminate/partitions" the topic is "t"
     _add_partitions(router, admin)
     _add_statistics(router, admin)
+    _add_offloading(router, admin)
     _add_compaction(router, admin)
     _add_life(router, admin)
     return router
@@ -141,9 +160,9 @@ async def _metadata(request: Request) -> tuple[int, dict[str, str]]:
 
 def _add_statistics(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/stats")
-    async def stats(topic: Topic) -> dict[str, Any]:
+    async def stats(topic: Topic, wanted: WantedStats) -> dict[str, Any]:
         """Tell what a topic has done: counters, producers, subscriptions and their consumers."""
-        return await admin.topics.stats(topic)
+        return await admin.topics.stats(topic, wanted)
 
     @router.get(f"{TOPIC}/internalStats")
     async def internal_stats(topic: Topic) -> dict[str, Any]:
@@ -168,10 +187,11 @@ def _add_statistics(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/partitioned-stats")
     async def partitioned_stats(
         topic: Topic,
+        wanted: WantedStats,
         per_partition: Annotated[bool, Query(alias="perPartition")] = True,
     ) -> dict[str, Any]:
         """Tell the sum of what the partitions of a topic have done, and each alone."""
-        return await admin.topics.partitioned_stats(topic, per_partition)
+        return await admin.topics.partitioned_stats(topic, per_partition, wanted)
 
     @router.get(f"{TOPIC}/partitioned-internalStats")
     async def partitioned_internal_stats(topic: Topic) -> dict[str, Any]:
@@ -182,6 +202,27 @@ def _add_statistics(router: APIRouter, admin: BrokerAdministration) -> None:
     async def last_message_id(topic: Topic) -> dict[str, Any]:
         """Tell the id of the last message."""
         return await admin.topics.last_message_id(topic)
+
+
+def _add_offloading(router: APIRouter, admin: BrokerAdministration) -> None:
+    @router.get(f"{TOPIC}/offload")
+    async def offload_status(topic: Topic) -> dict[str, Any]:
+        """Tell that nothing was offloaded."""
+        await admin.topics.check_exists(topic)
+        nowhere = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+        return {
+            "status": "NOT_RUN",
+            "lastError": "",
+            "firstUnoffloadedMessage": {**nowhere, "batchIndex": -1, "batchSize": 0},
+        }
+
+    @router.put(f"{TOPIC}/offload", status_code=NO_CONTENT)
+    async def offload(topic: Topic) -> None:
+        """Refused: all messages of a cluster are in one storage."""
+        await admin.topics.check_exists(topic)
+        raise NotOffered(
+            "Offloading is not offered by Magnetar; have the BrokerCluster store messages as objects"
+        )
 
 
 def _add_work(router: APIRouter, admin: BrokerAdministration) -> None:

@@ -191,7 +191,7 @@ class NonPersistentTopic(TopicHost):
         for subscription in list(self.subscriptions.values()):
             assert isinstance(subscription, NonPersistentSubscription)
             subscription.pass_on(first, kept, message_counts)
-        self.count_in(sum(message_counts), sum(map(len, entries)))
+        self.traffic.count_in(sum(message_counts), sum(map(len, entries)))
 
     # --- subscriptions ----------------------------------------------------------------------------
 

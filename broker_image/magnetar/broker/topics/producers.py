@@ -76,8 +76,7 @@ class Publishing:
             self.histogram = None
         elif self.histogram is None:
             self.histogram = PublishHistogram(self._topic.context.clock.monotonic())
-        counted = settings.exposeProducerLevelMetricsInPrometheus or self.histogram is not None
-        self.run_type = CountedRun if counted else PublishedRun
+        self.run_type = PublishedRun if self.histogram is None else CountedRun
 
     # --- whether producers are taken --------------------------------------------------------------
 

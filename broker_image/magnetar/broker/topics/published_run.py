@@ -1,6 +1,6 @@
 """Runs on their way to stable storage.
 
-Owns: `PublishedRun`, and `CountedRun`, which also counts latency, size and traffic of its producer.
+Owns: `PublishedRun`, and `CountedRun`, which also counts latency and sizes.
 Imports: ports, publish_histogram. Invariant: what nobody has asked to be counted costs nothing: a
 topic makes the one or the other for as long as it is served.
 """
@@ -59,7 +59,7 @@ class PublishedRun:
 
 @dataclass(slots=True, eq=False)
 class CountedRun(PublishedRun):
-    """A run that metrics ask for."""
+    """A run that histograms ask for."""
 
     _clock: Clock = field(init=False)
     _since: float = field(init=False)
@@ -70,8 +70,6 @@ class CountedRun(PublishedRun):
 
     def __call__(self, place: RecordPlace) -> None:
         self.topic.durable(self, place)
-        self.session.messages_in += sum(self.run.counts)
-        self.session.bytes_in += len(self.payload)
         histogram = self.topic.publishing.histogram
         if histogram is not None:
             histogram.add(self._clock.monotonic() - self._since, self.lengths)

@@ -17,8 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from magnetar.broker.ports import AttachedConsumer, ClientConnection, ServedTopic
+from magnetar.broker.topics.awaited_return import AwaitedReturn
 from magnetar.broker.topics.delivery_failures import DeliveryFailures
 from magnetar.broker.topics.entry_metadata import EntryMetadata, Facts
+from magnetar.broker.topics.traffic import SubscriptionTraffic
 from magnetar.broker.topics.traits import traits_of
 from magnetar.topics.dispatch.base import Delivery, ReadRequest
 from magnetar.topics.subscription import Subscription
@@ -56,9 +58,10 @@ class SubscriptionHost:
         self._missed = False
         self._reading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._abandoned: asyncio.TimerHandle | None = None
+        self._return = AwaitedReturn(self.drop_if_unused)
         self.read_compacted = False  # as `core.reads_view`; looked at for every read
         self.messages_expired = 0
+        self.traffic = SubscriptionTraffic(topic, core)
         self.unused_since_ms: int | None = None
 
     def sessions(self) -> list[AttachedConsumer]:
@@ -69,6 +72,7 @@ class SubscriptionHost:
         """A consumer has left; the others get what it held. A reader's subscription is dropped
         with its last consumer."""
         self.core.remove_consumer(session)
+        self.traffic.left(session)
         # both were in use until now, even if no expiry check ever saw it
         self.unused_since_ms = self.topic.unused_since_ms = None
         if not self.core.connected:
@@ -77,7 +81,7 @@ class SubscriptionHost:
         self.schedule()
 
     def attached(self) -> None:
-        self._cancel_drop()
+        self._return.cancel()
         self.end_of_topic()
 
     def send_away(self) -> None:
@@ -106,25 +110,15 @@ class SubscriptionHost:
         return [session.connection for session in sessions]
 
     def _expect_return(self) -> None:
-        if not self.core.durable and self._abandoned is None:
-            wait_s = self.topic.context.settings.reader_return_s
-            self._abandoned = asyncio.get_running_loop().call_later(wait_s, self._abandon)
-
-    def _cancel_drop(self) -> None:
-        if self._abandoned is not None:
-            self._abandoned.cancel()
-            self._abandoned = None
+        if not self.core.durable:
+            self._return.expect(self.topic.context.settings.reader_return_s)
 
     def drop_if_unused(self) -> None:
         """A reader's subscription must not outlive a failed SUBSCRIBE, nor a seek after which its
         consumer does not reconnect."""
-        if self.core.durable or self.core.connected or self._abandoned is not None:
+        if self.core.durable or self.core.connected or self._return.under_way:
             return
         self.topic.drop_subscription(self)
-
-    def _abandon(self) -> None:
-        self._abandoned = None
-        self.drop_if_unused()
 
     def end_of_topic(self) -> None:
         """Notify the consumers of a terminated topic once they have acknowledged everything."""
@@ -145,6 +139,7 @@ class SubscriptionHost:
         """Individual acknowledgements; `confirmed` runs when they are durable."""
         before = self.core.backlog
         unblocked = self.core.acknowledge(session, ranges, partial)
+        self.traffic.acknowledging = session
         session.entries_acknowledged += before - self.core.backlog
         self._acknowledged(unblocked, confirmed)
 
@@ -158,6 +153,7 @@ class SubscriptionHost:
         """Everything up to `ordinal`; `confirmed` runs when that is durable."""
         before = self.core.backlog
         unblocked = self.core.acknowledge_cumulative(session, ordinal, mask)
+        self.traffic.acknowledging = session
         session.entries_acknowledged += before - self.core.backlog
         self._acknowledged(unblocked, confirmed)
 
@@ -352,10 +348,12 @@ class SubscriptionHost:
             heads = self._entry_metadata.of(facts, message_counts)
             described = [memoryview(b"".join(parts)) for parts in zip(heads, entries, strict=True)]
         for index, delivery in enumerate(deliveries):
+            session: AttachedConsumer = delivery.consumer  # type: ignore[assignment]
+            session.sent_ms = self._looked_ms
+            session.first_sent_ms = session.first_sent_ms or self._looked_ms
             sent = entries
             if facts is not None:
-                connection = cast("AttachedConsumer", delivery.consumer).connection
-                sent = described if connection.takes_entry_metadata else entries
+                sent = described if session.connection.takes_entry_metadata else entries
             try:
                 self._sender.send(delivery, first, sent)
             except Exception:
@@ -378,7 +376,7 @@ class SubscriptionHost:
     def stop(self) -> None:
         """End deliveries permanently."""
         self._failures.clear()
-        self._cancel_drop()
+        self._return.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -27,9 +27,9 @@ from magnetar.broker.topics.published_run import PublishedRun
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_limits import dispatch_limits
 from magnetar.broker.topics.topic_reader import TopicReader
+from magnetar.broker.topics.traffic import TopicTraffic
 from magnetar.broker.watermarks.topic_watermarks import ServedWatermarks, note_sent
 from magnetar.errors import NotAllowed, ServiceNotReady
-from magnetar.hosting.rates import RateMeter
 from magnetar.names import TopicName
 from magnetar.policies import Policies
 from magnetar.storage.log.format import TopicOperation, encode_entries, encode_topic
@@ -67,7 +67,6 @@ class TopicHost:
             transactions.limit(limits_of(bundle.context.settings))
         self.created_at: RecordPlace | None = None  # if that was in this log
         self.context: BrokerContext = bundle.context
-        self.served_since = self.context.clock.monotonic()
         self.partition, self._encoded_name = name.partition, str(name).encode()
         self._epoch = bundle.epoch
         self.policies: Policies = bundle.policies.topic(name, core.properties)
@@ -75,10 +74,10 @@ class TopicHost:
         self.reader, self.admission = TopicReader(self), Admission(self)
         self.publishing = Publishing(self, self.admission)
         self.metadata, self.sender = EntryMetadata.of_topic(self), self._sender_type(self)
+        self.traffic = TopicTraffic(self, index)
         self.unused_since_ms: int | None = None
         self.compaction: CompactionState | None = None  # made by the first compaction here
         self._ending: asyncio.Task[Position] | None = None
-        self.meter: RateMeter | None = None  # made by the first request for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
             subscription: self._host_type(self, found, self.sender, self.metadata)
             for subscription, found in core.subscriptions.items()
@@ -334,7 +333,9 @@ class TopicHost:
         if published.recorded is not None:
             published.recorded.persist(published.session.name)
         published.session.durable(*published.position, run)
-        self.count_in(sum(run.counts), stored.bytes)
+        self.traffic.published(
+            published.session, sum(run.counts), stored.bytes, published.append_ms
+        )
         self.wake()
 
     def after_appends(self, then: Callable[[], None]) -> None:
@@ -348,14 +349,6 @@ class TopicHost:
 
     def count_refused(self, sends: int) -> None:
         self.context.metrics.publish_errors += sends
-
-    def count_in(self, messages: int, size: int) -> None:
-        """Count messages that can be delivered now."""
-        traffic, counters = self.bundle.traffic, self.core.counters
-        traffic.messages_in += messages
-        traffic.bytes_in += size
-        counters.messages_in += messages
-        counters.bytes_in += size
 
     def wake(self) -> None:
         """Deliver what can be delivered."""

@@ -136,5 +136,5 @@ def _durable(topic: TopicHost, change: Commit | Abort | Unbegun) -> None:
         return
     ordinal = topic.core.confirm(change.marker, change.count)
     used.link(topic.index, ordinal, change.spans, topic.core.messages)
-    topic.count_in(messages, size)
+    topic.traffic.count_in(messages, size)
     topic.wake()

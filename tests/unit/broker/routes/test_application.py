@@ -419,7 +419,6 @@ async def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
         ("GET", "/admin/v3/functions/public/default", 409),
         ("POST", "/admin/v3/sinks/public/default/s", 409),
         ("GET", "/admin/v2/worker/cluster", 409),
-        ("PUT", f"{TOPICS}/t/offload", 405),
         ("GET", f"{TOPICS}/t/shadowTopics", 405),
         ("GET", "/admin/v2/broker-stats/allocator-stats/default", 405),
     ],

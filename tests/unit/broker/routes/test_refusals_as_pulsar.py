@@ -308,6 +308,8 @@ TOPIC_LIFE = [
     row(f"POST {NP}/trim", None, 405, "Trim on a non-persistent topic is not allowed"),
     row(f"DELETE {NONE}/truncate", None, 404, NO_TOPIC),
     row(f"DELETE {NP}/truncate", None, 412, "unsupport truncate"),
+    row(f"GET {NONE}/offload", None, 404, NO_TOPIC),
+    row(f"PUT {T}/offload", ID, 405, "Offloading is not offered by Magnetar"),
     row(f"GET {NONE}/properties", None, 404, NO_TOPIC),
     row(f"PUT {NONE}/properties", {"a": "b"}, 404, NO_TOPIC),
     row(f"DELETE {NONE}/properties?key=a", None, 404, NO_TOPIC),

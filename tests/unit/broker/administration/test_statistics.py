@@ -1,0 +1,172 @@
+"""Statistics of topics, field by field as Apache Pulsar 4.2.4 answered the same requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.administration.partition_sums import sum_stats
+from magnetar.wire import pulsar_api_pb2 as api
+from tests.support.brokers import TOPIC, Peer, Type, command_frame
+from tests.support.rest import TOPICS, Rest, broker_with_rest
+
+T = f"{TOPICS}/t"
+TOPIC_FIELDS = """
+    abortedTxnCount averageMsgSize backlogQuotaLimitSize backlogQuotaLimitTime backlogSize
+    bytesInCounter bytesOutCounter bytesOutInternalCounter committedTxnCount compaction
+    deduplicationStatus delayedMessageIndexSizeInBytes earliestMsgPublishTimeInBacklogs
+    lastOffloadFailureTimeStamp lastOffloadLedgerId lastOffloadSuccessTimeStamp
+    lastPublishTimeStamp msgChunkPublished msgInCounter msgOutCounter msgRateIn msgRateOut
+    msgThroughputIn msgThroughputOut nonContiguousDeletedMessagesRanges
+    nonContiguousDeletedMessagesRangesSerializedSize offloadedStorageSize
+    oldestBacklogMessageAgeSeconds ongoingTxnCount ownerBroker publishRateLimitedTimes publishers
+    replication storageSize subscriptions systemTopicBytesInCounter topicCreationTimeStamp
+    waitingPublishers
+"""
+PUBLISHER_FIELDS = """
+    accessMode address averageMsgSize chunkedMessageRate clientVersion connectedSince metadata
+    msgRateIn msgThroughputIn producerId producerName supportsPartialProducer
+"""
+SUBSCRIPTION_FIELDS = """
+    allowOutOfOrderDelivery backlogSize blockedSubscriptionOnUnackedMsgs bytesOutCounter
+    chunkedMessageRate consumers consumersAfterMarkDeletePosition delayedMessageIndexSizeInBytes
+    dispatchThrottledBytesEventsByBrokerLimit dispatchThrottledBytesEventsBySubscriptionLimit
+    dispatchThrottledBytesEventsByTopicLimit dispatchThrottledMsgEventsByBrokerLimit
+    dispatchThrottledMsgEventsBySubscriptionLimit dispatchThrottledMsgEventsByTopicLimit
+    drainingHashesClearedTotal drainingHashesCount drainingHashesUnackedMessages durable
+    earliestMsgPublishTimeInBacklog filterAcceptedMsgCount filterProcessedMsgCount
+    filterRejectedMsgCount filterRescheduledMsgCount isDurable isReplicated lastAckedTimestamp
+    lastConsumedFlowTimestamp lastConsumedTimestamp lastExpireTimestamp
+    lastMarkDeleteAdvancedTimestamp messageAckRate msgBacklog msgBacklogNoDelayed msgDelayed
+    msgExpired msgInReplay msgOutCounter msgRateExpired msgRateOut msgRateRedeliver
+    msgThroughputOut nonContiguousDeletedMessagesRanges
+    nonContiguousDeletedMessagesRangesSerializedSize replicated subscriptionProperties
+    totalMsgExpired type unackedMessages
+"""
+CONSUMER_FIELDS = """
+    address availablePermits avgMessagesPerEntry blockedConsumerOnUnackedMsgs bytesOutCounter
+    chunkedMessageRate clientVersion connectedSince consumerName drainingHashesClearedTotal
+    drainingHashesCount drainingHashesUnackedMessages firstConsumedFlowTimestamp
+    firstMessagesSentTimestamp lastAckedTime lastAckedTimestamp lastConsumedFlowTimestamp
+    lastConsumedTime lastConsumedTimestamp messageAckRate metadata msgOutCounter msgRateOut
+    msgRateRedeliver msgThroughputOut unackedMessages
+"""
+INTERNAL_FIELDS = """
+    compactedLedger currentLedgerEntries currentLedgerSize cursors entriesAddedCounter
+    lastConfirmedEntry lastLedgerCreatedTimestamp ledgers numberOfEntries pendingAddEntriesCount
+    properties schemaLedgers state totalSize waitingCursorsCount
+"""
+CURSOR_FIELDS = """
+    active cursorLedger cursorLedgerLastEntry individuallyDeletedMessages lastLedgerSwitchTimestamp
+    markDeletePosition messagesConsumedCounter numberOfEntriesSinceFirstNotAckedMessage
+    pendingReadOps properties readPosition state subscriptionHavePendingRead
+    subscriptionHavePendingReplayRead totalNonContiguousDeletedMessagesRange waitingReadOp
+"""
+NOW_MS = 1_700_000_000_000
+"""Any time of these tests is later."""
+
+
+def missing(found: dict[str, Any], fields: str) -> set[str]:
+    return set(fields.split()) - found.keys()
+
+
+async def used(peer: Peer) -> None:
+    """A producer and a Shared consumer with metadata, three messages, one of them acknowledged."""
+    pairs = [api.KeyValue(key="pk", value="pv"), api.KeyValue(key="ck", value="cv")]
+    await peer.produce(metadata=pairs[:1], producer_access_mode=1)
+    await peer.subscribe(subType=1, consumer_name="cn", metadata=pairs[1:])
+    for sequence in range(3):
+        await peer.send(b"x", sequence)
+    peer.write(command_frame("flow", consumer_id=1, messagePermits=100))
+    command, _ = await peer.message()
+    peer.write(
+        command_frame(
+            "ack", consumer_id=1, ack_type=0, message_id=[command.message_id], request_id=99
+        )
+    )
+    while (await peer.receive())[0].type != Type.ACK_RESPONSE:
+        pass
+
+
+async def of_topic(rest: Rest, query: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    found = await rest.get(f"{T}/stats{query}")
+    return found, found["subscriptions"]["s"]
+
+
+async def test_every_field_of_pulsars_is_there_and_says_what_happened(tmp_path: Path) -> None:
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await used(peer)
+        topic, subscription = await of_topic(rest)
+        [publisher], [consumer] = topic["publishers"], subscription["consumers"]
+        assert not missing(topic, TOPIC_FIELDS)
+        assert not missing(publisher, PUBLISHER_FIELDS)
+        assert not missing(subscription, SUBSCRIPTION_FIELDS)
+        assert not missing(consumer, CONSUMER_FIELDS)
+        assert (publisher["accessMode"], publisher["metadata"]) == ("Exclusive", {"pk": "pv"})
+        assert consumer["metadata"] == {"ck": "cv"}
+        assert topic["topicEpoch"] == 0
+        assert NOW_MS < topic["topicCreationTimeStamp"] <= topic["lastPublishTimeStamp"]
+        assert publisher["msgRateIn"] >= 0
+        for field in ("Flow", ""):
+            assert consumer[f"lastConsumed{field}Timestamp"] > NOW_MS
+            assert subscription[f"lastConsumed{field}Timestamp"] > NOW_MS
+        assert NOW_MS < consumer["firstMessagesSentTimestamp"] <= consumer["lastConsumedTimestamp"]
+        assert consumer["lastAckedTimestamp"] == subscription["lastAckedTimestamp"] > NOW_MS
+        assert subscription["lastMarkDeleteAdvancedTimestamp"] > NOW_MS
+        assert subscription["msgBacklogNoDelayed"] == subscription["msgBacklog"] == 2
+        assert topic["oldestBacklogMessageAgeSeconds"] >= 0
+        assert topic["oldestBacklogMessageSubscriptionName"] == "s"
+        internal = await rest.get(f"{T}/internalStats")
+        assert not missing(internal, INTERNAL_FIELDS)
+        assert not missing(internal["cursors"]["s"], CURSOR_FIELDS)
+
+
+async def test_clients_can_be_left_out_and_publish_times_asked_for(tmp_path: Path) -> None:
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await used(peer)
+        topic, subscription = await of_topic(rest, "?excludePublishers=true&excludeConsumers=true")
+        assert (topic["publishers"], subscription["consumers"]) == ([], [])
+        assert topic["earliestMsgPublishTimeInBacklogs"] == 0
+        topic, subscription = await of_topic(rest, "?getEarliestTimeInBacklog=true")
+        assert topic["earliestMsgPublishTimeInBacklogs"] > 0
+        assert subscription["earliestMsgPublishTimeInBacklog"] > 0
+        assert len(subscription["consumers"]) == 1
+
+
+async def test_an_empty_topic_has_a_ledger_and_no_backlog(tmp_path: Path) -> None:
+    async with broker_with_rest(tmp_path) as (_broker, rest, _peer):
+        await rest("PUT", T)
+        topic = await rest.get(f"{T}/stats")
+        assert (topic["oldestBacklogMessageAgeSeconds"], topic["lastPublishTimeStamp"]) == (-1, 0)
+        [ledger] = (await rest.get(f"{T}/internalStats"))["ledgers"]
+        assert (ledger["entries"], ledger["size"], ledger["offloaded"]) == (0, 0, False)
+
+
+async def test_partitions_add_up_as_pulsars_do(tmp_path: Path) -> None:
+    """The n-th consumer of each partition counts as one; the same fields as of a topic."""
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await rest("PUT", f"{TOPICS}/many/partitions", 2)
+        for index in range(2):
+            name = f"{TOPIC[:-1]}many-partition-{index}"
+            await peer.lookup(name)
+            await peer.produce(10 + index, name)
+            await peer.subscribe(20 + index, name)
+            await peer.send(b"x", 0, 10 + index)
+        total = await rest.get(f"{TOPICS}/many/partitioned-stats")
+        [publisher], subscription = total["publishers"], total["subscriptions"]["s"]
+        assert (total["msgInCounter"], len(subscription["consumers"])) == (2, 1)
+        places = {"ownerBroker", "deduplicationStatus"}
+        assert missing(total, TOPIC_FIELDS) <= places
+        assert not missing(subscription, SUBSCRIPTION_FIELDS)
+        assert "address" not in publisher
+        assert len(total["partitions"]) == 2
+        alone = await rest.get(f"{TOPICS}/many/partitioned-stats?perPartition=false")
+        assert alone["partitions"] == {}
+
+
+@pytest.mark.parametrize("parts", [0, 1, 3])
+def test_sums_of_no_use_are_zeros(parts: int) -> None:
+    found = sum_stats([sum_stats(())] * parts)
+    assert (found["msgInCounter"], found["publishers"], found["subscriptions"]) == (0, [], {})
