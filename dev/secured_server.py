@@ -23,7 +23,9 @@ from magnetar.security.tokens import make
 
 KEY, INTERNAL_KEY = SecretKey(b"k" * 32), SecretKey(b"i" * 32)
 """Of clients' tokens, and of those of the cluster's processes."""
-ADMIN = "admin"
+ADMIN, PASSWORD = "admin", "correct horse"
+PASSWORD_HASH = "$6$saltsalt$hRM5XZ86KXEw9UOmjigeVqFgULtFB2sgpC9lXQDfMib3Zgw7mEiUvBJI2EplzfAqxL5Vvwp2scFtv/uamSo5z0"
+"""A super user, who may come by a password as well."""
 DOCUMENT = """
 authentication: {{token: {{secretKeyFile: {0}/key}}, tls: true}}
 authorization: {{superUserRoles: [admin]}}
@@ -69,8 +71,11 @@ class SecuredServer:
         self.directory, self.authority = directory, Authority(directory / "ca")
         (directory / "key").write_bytes(KEY.secret)
         (directory / "internal").write_bytes(INTERNAL_KEY.secret)
+        (directory / "users").write_text(f"{ADMIN}:{PASSWORD_HASH}\n")
         document = (
-            DOCUMENT.format(directory)
+            DOCUMENT.format(directory).replace(
+                "tls: true", f"tls: true, basic: {{usersFile: {directory}/users}}"
+            )
             + f"internal: {{keyFile: {directory}/internal, caFile: {self.authority.file}}}\n"
         )
         (directory / "security.yaml").write_text(document)

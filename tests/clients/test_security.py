@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import ssl
 import subprocess
 import sys
 import time
@@ -9,15 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pulsar
 import pytest
 
 from dev.certificates import Authority
-from dev.secured_server import DOCUMENT, KEY, asked, token
+from dev.secured_server import ADMIN, DOCUMENT, KEY, PASSWORD, asked, token
 from dev.server_process import ServerProcess
 from dev.testbed.cluster import Cluster, wait_for
 from dev.testbed.etcd_server import EtcdServer
 from dev.testbed.foreign import Driver, ForeignError
+from magnetar.client import Client
 from magnetar.security.keys import SecretKey
 from tests.clients.conftest import QUIET
 from tests.support.secured_clients import Secured
@@ -68,6 +73,37 @@ def test_the_python_client_gets_in_by_token_or_certificate(secured: Secured, top
     with pytest.raises(pulsar.AuthorizationError):
         client.create_producer(topic)
     client.close()
+
+
+def test_the_python_client_gets_in_by_password(secured: Secured, topic: str) -> None:
+    """Over REST the same header does; a wrong password does neither."""
+    client = secured.client(pulsar.AuthenticationBasic(ADMIN, PASSWORD))
+    client.create_producer(topic).send(b"a")
+    client.close()
+    client = secured.client(pulsar.AuthenticationBasic(ADMIN, "wrong"), 1)
+    with pytest.raises(pulsar.Timeout):
+        client.create_producer(topic)
+    client.close()
+    trust = ssl.create_default_context(cafile=str(secured.authority.file))
+    for password, status in ((PASSWORD, 200), ("wrong", 401)):
+        shown = base64.b64encode(f"{ADMIN}:{password}".encode()).decode()
+        answer = httpx.get(
+            f"{secured.process.https_url}/admin/v2/tenants",
+            headers={"Authorization": f"Basic {shown}"},
+            verify=trust,
+        )
+        assert answer.status_code == status
+
+
+def test_our_client_gets_in_by_password(secured: Secured, topic: str) -> None:
+    async def main() -> None:
+        trust = ssl.create_default_context(cafile=str(secured.authority.file))
+        url = secured.process.service_url_tls
+        async with Client(url, basic=(ADMIN, PASSWORD), tls=trust) as client:
+            producer = await client.create_producer(topic)
+            await producer.send(b"a")
+
+    asyncio.run(main())
 
 
 def test_a_token_that_ends_is_asked_for_anew(secured: Secured, topic: str) -> None:
@@ -132,6 +168,22 @@ def test_java_and_go_get_in_by_token_and_are_refused_in_their_words(
         if told:
             assert said in f"{error.value.kind} {error.value.message}"
         refused.close()
+
+
+def test_java_and_go_get_in_by_password(secured: Secured, driver: Driver, topic: str) -> None:
+    trust = str(secured.authority.file)
+    url = secured.process.service_url_tls
+    good = driver.client(url, trust_file=trust, user=ADMIN, password=PASSWORD)
+    consumer = good.consumer(topic, "s")
+    good.producer(topic).send(b"a")
+    assert consumer.receive(1)[0].value == b"a"
+    good.close()
+    refused = driver.client(
+        url, trust_file=trust, user=ADMIN, password="wrong", operation_timeout_ms=1000
+    )
+    with pytest.raises(ForeignError):
+        refused.producer(topic)
+    refused.close()
 
 
 def test_the_command_line_shows_its_token_by_tls(

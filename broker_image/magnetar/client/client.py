@@ -67,11 +67,12 @@ class Client:
         keep_alive_s: float = KEEP_ALIVE_S,
         partitions_check_s: float | None = PARTITIONS_CHECK_S,
         token: str | Callable[[], str] | None = None,
+        basic: tuple[str, str] | None = None,
         credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`token`: a JSON Web Token, or what gives the one of the moment whenever the broker asks;
-        `credentials` for any other method.
+        `basic`: a user and a password; `credentials` for any other method.
 
         `partitions_check_s`: how often producers, consumers and readers of partitioned topics look
         for new partitions; None: never. `tls`: what to trust and what to present at `pulsar+ssl://`
@@ -81,6 +82,8 @@ class Client:
             credentials = Credentials(
                 "token", token.encode() if isinstance(token, str) else lambda: token().encode()
             )
+        if basic is not None:
+            credentials = Credentials("basic", ":".join(basic).encode())
         credentials = credentials or Credentials()
         pool = Pool(
             network or AsyncioNetwork(),

@@ -65,10 +65,15 @@ class Auth(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.tokens) || self.clientCertificates || self.anonymousRole != ''",
-            "auth: no client would be admitted: set tokens, clientCertificates or anonymousRole",
+            "has(self.tokens) || has(self.users) || self.clientCertificates || "
+            "self.anonymousRole != ''",
+            "auth: no client would be admitted: set tokens, users, clientCertificates or "
+            "anonymousRole",
             lambda auth: (
-                auth.tokens is not None or auth.client_certificates or auth.anonymous_role != ""
+                auth.tokens is not None
+                or auth.users is not None
+                or auth.client_certificates
+                or auth.anonymous_role != ""
             ),
         ),
         Rule(
@@ -91,6 +96,12 @@ class Auth(Model):
         "refused.",
     )
     tokens: Tokens | None = Field(default=None, description="Clients may show JSON web tokens.")
+    users: SecretEntry | None = Field(
+        default=None,
+        description="Clients may show a user and a password (Pulsar's basic authentication): an "
+        "entry with lines user:hash, as htpasswd -m and openssl passwd -6 write the hash. The "
+        "user is the role.",
+    )
     client_certificates: bool = Field(
         default=False,
         description="Clients may show certificates that ca.crt of the secret of spec.tls has "

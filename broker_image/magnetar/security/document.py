@@ -36,6 +36,7 @@ class SecurityDocument:
     anonymous_role: str = ""
     token: TokenOptions | None = None
     client_certificates: bool = False
+    users_file: str = ""
     authorization: bool = True
     super_user_roles: frozenset[str] = frozenset()
     proxy_roles: frozenset[str] = frozenset()
@@ -64,7 +65,7 @@ def parse_document(text: str) -> SecurityDocument:
     root = _Section(
         "", found if found is not None else {}, ("authentication", "authorization", "internal")
     )
-    authentication = root.section("authentication", ("anonymousRole", "token", "tls"))
+    authentication = root.section("authentication", ("anonymousRole", "token", "tls", "basic"))
     authorization = root.section(
         "authorization", ("enabled", "superUserRoles", "proxyRoles", "openMetrics")
     )
@@ -73,6 +74,7 @@ def parse_document(text: str) -> SecurityDocument:
         anonymous_role=authentication.text("anonymousRole", ""),
         token=_token(authentication),
         client_certificates=authentication.flag("tls", False),
+        users_file=_users_file(authentication),
         authorization=authorization.flag("enabled", True),
         super_user_roles=authorization.roles("superUserRoles"),
         proxy_roles=authorization.roles("proxyRoles"),
@@ -82,6 +84,17 @@ def parse_document(text: str) -> SecurityDocument:
     )
     _check(document)
     return document
+
+
+def _users_file(authentication: _Section) -> str:
+    if not authentication.has("basic"):
+        return ""
+    found = authentication.section("basic", ("usersFile",)).text("usersFile", "")
+    if not found:
+        raise InvalidRequest(
+            "security: authentication.basic.usersFile is empty; name a file of lines user:hash"
+        )
+    return found
 
 
 def _token(authentication: _Section) -> TokenOptions | None:
@@ -133,10 +146,11 @@ def _check(document: SecurityDocument) -> None:
             "authorization.superUserRoles: "
             "that lets everybody do everything; choose another role"
         )
-    if not (document.token or document.client_certificates or document.anonymous_role):
+    ways = (document.token, document.client_certificates, document.users_file)
+    if not (any(ways) or document.anonymous_role):
         raise InvalidRequest(
-            "security: authentication has neither token, tls nor anonymousRole: nobody could "
-            "connect; set one of them"
+            "security: authentication has neither token, tls, basic nor anonymousRole: nobody "
+            "could connect; set one of them"
         )
 
 

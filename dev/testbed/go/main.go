@@ -46,6 +46,8 @@ type request struct {
 	OperationTimeoutMs int64  `json:"operation_timeout_ms"`
 	Transactions       bool   `json:"transactions"`
 	TokenFile          string `json:"token_file"`
+	User               string `json:"user"`
+	Password           string `json:"password"`
 	TrustFile          string `json:"trust_file"`
 	TimeoutMs          int64  `json:"timeout_ms"`
 	Count              int    `json:"count"`
@@ -156,6 +158,10 @@ func createClient(r *request) (any, error) {
 		level = slog.LevelDebug
 	}
 	handler := slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})
+	shown, err := authentication(r)
+	if err != nil {
+		return nil, err
+	}
 	client, err := pulsar.NewClient(pulsar.ClientOptions{
 		URL:               r.URL,
 		OperationTimeout:  milliseconds(r.OperationTimeoutMs, 30*time.Second),
@@ -163,7 +169,7 @@ func createClient(r *request) (any, error) {
 		Logger:            log.NewLoggerWithSlog(slog.New(handler)),
 		EnableTransaction: r.Transactions,
 
-		Authentication:        authentication(r),
+		Authentication:        shown,
 		TLSTrustCertsFilePath: r.TrustFile,
 	})
 	if err != nil {
@@ -172,12 +178,15 @@ func createClient(r *request) (any, error) {
 	return keep(client), nil
 }
 
-// authentication is a token read again whenever the broker asks, or nothing.
-func authentication(r *request) pulsar.Authentication {
-	if r.TokenFile == "" {
-		return nil
+// authentication is a user and a password, a token read again whenever the broker asks, or nothing.
+func authentication(r *request) (pulsar.Authentication, error) {
+	if r.User != "" {
+		return pulsar.NewAuthenticationBasic(r.User, r.Password)
 	}
-	return pulsar.NewAuthenticationTokenFromFile(r.TokenFile)
+	if r.TokenFile == "" {
+		return nil, nil
+	}
+	return pulsar.NewAuthenticationTokenFromFile(r.TokenFile), nil
 }
 
 func milliseconds(value int64, otherwise time.Duration) time.Duration {

@@ -34,6 +34,8 @@ from magnetar_operator.builders.security import (
     knows_authority,
     token_entry,
     token_key_problem,
+    users_entry,
+    users_problem,
 )
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.engine.planning import Taken, taken
@@ -77,17 +79,18 @@ async def see_security(world: World, cluster: BrokerCluster, hosts: Sequence[str
     for. Raises KubernetesError."""
     if not is_secured(cluster):
         return SeenSecurity()
-    tls, entry = cluster.spec.tls, token_entry(cluster)
-    pair, token = await asyncio.gather(
+    tls, entry, listed = cluster.spec.tls, token_entry(cluster), users_entry(cluster)
+    pair, token, users = await asyncio.gather(
         *(
             _read(world, cluster, name)
             for name in (
                 tls.secret_name if tls is not None else "",
                 entry.name if entry is not None else "",
+                listed.name if listed is not None else "",
             )
         )
     )
-    return judge(cluster, pair, token, world.clock.wall_ms(), hosts)
+    return judge(cluster, pair, token, world.clock.wall_ms(), hosts, users)
 
 
 async def _read(world: World, cluster: BrokerCluster, name: str) -> Manifest | None:
@@ -100,18 +103,21 @@ def judge(
     token: Manifest | None,
     wall_ms: int,
     hosts: Sequence[str] = (),
+    users: Manifest | None = None,
 ) -> SeenSecurity:
-    """What the secrets of the certificate and of the token key amount to (None: there is no such
-    secret). Pure."""
+    """What the secrets of the certificate, of the token key and of users amount to (None: there is
+    no such secret). Pure."""
     blocking, problems = [], []
     findings: tuple[Finding, ...] = ()
     authority: bool | None = False
-    entry = token_entry(cluster)
-    if entry is not None:
+    for entry, secret, problem in (
+        (token_entry(cluster), token, token_key_problem),
+        (users_entry(cluster), users, users_problem),
+    ):
+        if entry is None:
+            continue
         wrong = (
-            f"secret {entry.name} does not exist"
-            if token is None
-            else token_key_problem(cluster, token)
+            f"secret {entry.name} does not exist" if secret is None else problem(cluster, secret)
         )
         if wrong:
             blocking.append(

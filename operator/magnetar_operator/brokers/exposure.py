@@ -37,8 +37,10 @@ def protection(cluster: BrokerCluster) -> Finding:
     ]
     if auth.anonymous_role:
         said.append(f"who shows nothing has the role {auth.anonymous_role}")
-    if auth.tokens is not None and (tls is None or tls.plain == "Open"):
-        said.append("tokens cross plain ports readable: see spec.tls.plain")
+    shown = {"tokens": auth.tokens, "passwords": auth.users}
+    readable = " and ".join(what for what, used in shown.items() if used is not None)
+    if readable and (tls is None or tls.plain == "Open"):
+        said.append(f"{readable} cross plain ports readable: see spec.tls.plain")
     return Finding(Type.PROTECTED, True, Reason.AS_DESIRED, "; ".join(said))
 
 

@@ -18,6 +18,7 @@ from magnetar.errors import InvalidRequest
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.security import Auth, SecretEntry
 from magnetar.security.keys import key_lines, secret_key, secret_keys
+from magnetar.security.passwords import Passwords
 from magnetar.security.signatures import public_key
 from magnetar_operator import names
 from magnetar_operator.brokers.internal_rotation import InternalKeys
@@ -29,6 +30,7 @@ from magnetar_operator.etcd.rotation import Phase
 PATH = "/etc/magnetar/security"
 VOLUME = "security"
 DOCUMENT, INTERNAL_KEY, TOKEN_KEY = "security.yaml", "internal.key", "token.key"
+USERS = "users"
 ROTATION = "rotation"
 ANYBODY = "anonymous"
 """Role of every client of a cluster without authentication."""
@@ -55,6 +57,8 @@ def security_document(cluster: BrokerCluster, *, authority: bool) -> dict[str, A
         authentication["token"] = {
             kind: f"{PATH}/{TOKEN_KEY}", "roleClaim": auth.tokens.role_claim, "audience": auth.tokens.audience,
         }  # fmt: skip
+    if auth.users is not None:
+        authentication["basic"] = {"usersFile": f"{PATH}/{USERS}"}
     return {
         "authentication": authentication,
         "authorization": {
@@ -144,6 +148,23 @@ def token_key_problem(cluster: BrokerCluster, secret: Manifest) -> str:
     return ""
 
 
+def users_entry(cluster: BrokerCluster) -> SecretEntry | None:
+    """Where users and the hashes of their passwords are."""
+    return cluster.spec.auth.users if cluster.spec.auth is not None else None
+
+
+def users_problem(cluster: BrokerCluster, secret: Manifest) -> str:
+    """Why an existing secret will not do; "" if it will, or there are no users."""
+    entry = users_entry(cluster)
+    if entry is None:
+        return ""
+    try:
+        Passwords(content(secret, entry.key))
+    except InvalidRequest as error:
+        return f"secret {entry.name}, entry {entry.key}: {error}"
+    return ""
+
+
 # --- pods -----------------------------------------------------------------------------------------
 
 
@@ -173,6 +194,11 @@ def security_volumes(cluster: BrokerCluster) -> list[Manifest]:
     if entry is not None:
         sources.append(
             {"secret": {"name": entry.name, "items": [{"key": entry.key, "path": TOKEN_KEY}]}}
+        )
+    users = users_entry(cluster)
+    if users is not None:
+        sources.append(
+            {"secret": {"name": users.name, "items": [{"key": users.key, "path": USERS}]}}
         )
     return [{"name": VOLUME, "projected": {"defaultMode": READABLE_BY_GROUP, "sources": sources}}]
 

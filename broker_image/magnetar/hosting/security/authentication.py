@@ -15,6 +15,8 @@ from dataclasses import replace
 
 from magnetar.clock import Clock
 from magnetar.errors import AuthenticationFailed, NotAuthorized
+from magnetar.hosting.security.basic import METHOD as BASIC_METHOD
+from magnetar.hosting.security.basic import BasicChecks, of_header
 from magnetar.hosting.security.source import SecuritySource
 from magnetar.hosting.tls import PeerCertificate
 from magnetar.security.authorization import (
@@ -49,7 +51,9 @@ class Authenticator:
         """`plain_is_internal`: ports without TLS answer only processes of the cluster."""
         self.source, self._clock, self._plain_is_internal = source, clock, plain_is_internal
         self._verified: dict[bytes, Principal] = {}
+        self._basic = BasicChecks(clock.random_bits(256).to_bytes(32, "big"))
         source.listen(self._verified.clear)
+        source.listen(self._basic.forget)
 
     def now_s(self) -> float:
         """Unix time."""
@@ -64,6 +68,9 @@ class Authenticator:
         if method == TOKEN_METHOD and loaded.token_rules is not None:
             claims = verify(data, loaded.token_rules, self.now_s())
             return Principal(_client_role(claims.role), expires_s=claims.expires_s)
+        if method == BASIC_METHOD and loaded.passwords is not None:
+            user = self._basic.user(loaded.passwords, data, self._clock.monotonic())
+            return Principal(_client_role(user))
         if loaded.document.client_certificates:
             if certificate.common_name:
                 return self._of_certificate(certificate)
@@ -138,8 +145,11 @@ class Authenticator:
         data = shown.strip().encode("latin-1", "replace")
         if scheme.lower() == INTERNAL_METHOD:
             return self.principal(INTERNAL_METHOD, data, certificate)
+        if scheme.lower() == BASIC_METHOD and self.source.current.passwords is not None:
+            return self.principal(BASIC_METHOD, of_header(shown.strip()), certificate)
         if scheme.lower() != BEARER:
-            return self.principal(method if method != TOKEN_METHOD else "", b"", certificate)
+            named = method if method not in (TOKEN_METHOD, BASIC_METHOD) else ""
+            return self.principal(named, b"", certificate)
         digest = hashlib.sha256(data).digest()
         known = self._verified.get(digest)
         if known is not None and (known.expires_s is None or self.now_s() < known.expires_s):

@@ -29,6 +29,7 @@ from magnetar.security.keys import (
     secret_key,
     secret_keys,
 )
+from magnetar.security.passwords import USERS_FILE_BYTES_MAX, Passwords
 from magnetar.security.tokens import TokenRules
 
 log = structlog.get_logger(__name__)
@@ -44,6 +45,7 @@ class LoadedSecurity:
 
     document: SecurityDocument
     token_rules: TokenRules | None
+    passwords: Passwords | None
     internal_keys: tuple[SecretKey, ...]
     """Processes of the cluster make their tokens with the first one, and believe those of any."""
     authentication: tuple[object, ...]
@@ -119,6 +121,12 @@ class SecuritySource:
                 "key: an issuer of clients' tokens could issue those of "
                 "the cluster's processes; make another with magnetar token create-secret-key"
             )
+        passwords = None
+        if document.users_file:
+            field = "authentication.basic.usersFile"
+            passwords = Passwords(
+                self._read(contents, field, document.users_file, USERS_FILE_BYTES_MAX)
+            )
         keys = tuple(
             data for field, data in contents.items() if field.startswith("authentication.")
         )
@@ -126,9 +134,11 @@ class SecuritySource:
             document.anonymous_role,
             document.client_certificates,
             document.token,
+            document.users_file,
             document.proxy_roles,
         )
-        return LoadedSecurity(document, rules, internal, (*named, *keys)), contents
+        loaded = LoadedSecurity(document, rules, passwords, internal, (*named, *keys))
+        return loaded, contents
 
     def _token_key(self, contents: Contents, token: TokenOptions) -> VerifyingKey:
         if token.secret_key_file:

@@ -304,3 +304,34 @@ def test_security_that_cannot_be_meant_is_refused(spec: dict[str, Any], said: st
     with pytest.raises(InvalidRequest) as refused:
         parse_manifest(manifest)
     assert said in str(refused.value)
+
+
+USERS = {"users": {"name": "people", "key": "htpasswd"}}
+
+
+def test_users_are_mounted_beside_the_document() -> None:
+    found = document(auth=USERS)
+    assert found["authentication"]["basic"] == {"usersFile": "/etc/magnetar/security/users"}
+    for template in templates(auth=USERS).values():
+        (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == "security"]
+        assert {
+            "secret": {"name": "people", "items": [{"key": "htpasswd", "path": "users"}]}
+        } in volume["projected"]["sources"]
+
+
+@pytest.mark.parametrize(
+    ("users", "said"),
+    [
+        (None, "secret people does not exist"),
+        (secret(other=b""), "0 users"),
+        (secret(htpasswd=b"alice:plain"), "line 1"),
+        (secret(htpasswd=b"alice:$1$saltsalt$NuzA7WTAelpl95xgBGWN60"), ""),
+    ],
+)
+def test_users_that_will_not_do_are_named(users: dict[str, Any] | None, said: str) -> None:
+    found = judge(cluster(auth=USERS), None, None, 0, users=users)
+    assert bool(found.blocking) == bool(said)
+    for problem in found.blocking:
+        assert problem.reason is Reason.TOKEN_KEY_MISSING
+        assert said in problem.message
+        assert "plain" not in problem.message

@@ -96,6 +96,11 @@ public final class Main {
             Path file = Path.of(request.text("token_file"));
             builder.authentication(AuthenticationFactory.token(() -> read(file)));
         }
+        if (request.has("user")) {
+            builder.authentication(AuthenticationFactory.create(
+                "org.apache.pulsar.client.impl.auth.AuthenticationBasic",
+                GSON.toJson(Map.of("userId", request.text("user"), "password", request.text("password")))));
+        }
         if (request.has("trust_file")) {
             builder.tlsTrustCertsFilePath(request.text("trust_file"));
         }
