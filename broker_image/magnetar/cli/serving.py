@@ -185,6 +185,14 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 
     _option(
         parser,
+        "--audit-log",
+        "",
+        "File that gets audit events as JSON lines, beside standard error; 64 MiB, and as much "
+        "before (FILE.1); empty = none.",
+        "MAGNETAR_AUDIT_LOG",
+    )
+    _option(
+        parser,
         "--tls",
         "",
         "Directory with tls.crt, tls.key and perhaps ca.crt (of clients), followed while the "
@@ -258,7 +266,7 @@ def _process(
     from magnetar.hosting.memory import limit_bytes
     from magnetar.hosting.settings import BrokerSettings
 
-    configure_logs(options.log_level)
+    configure_logs(options.log_level, options.audit_log)
     return ProcessOptions(
         name=name,
         volume=volume,

@@ -1,8 +1,9 @@
 """The audit log: which role changed what, and what it was denied.
 
-Owns: the events `audit.changed` and `audit.denied`, and the middleware that logs changes over REST.
+Owns: the events `audit.changed`, `audit.refused` and `audit.denied`, and the middleware that logs
+changes over REST.
 Imports: structlog, security. Invariants: these events are never limited in rate, and hold no body,
-query or credential; a request that failed changed nothing and is not here.
+query or credential; peers whose role is not known cause none but changes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ log = structlog.get_logger(__name__)
 
 PRINCIPAL = "magnetar.principal"
 """Key of an ASGI scope: the `Principal` of a request that was let in."""
+NOT_PERMITTED = frozenset({401, 403})
+"""Have an `audit.denied` that says more."""
+PATH_LENGTH_MAX = 1000
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-UNCHANGED_STATUS_MIN = 300
-"""Refusals, and redirects to the broker that makes the change."""
+REDIRECT_STATUS_MIN, REFUSAL_STATUS_MIN = 300, 400
+"""Redirects lead to the broker that makes the change."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -32,6 +36,7 @@ def denied(principal: Principal, right: Right, namespace: str, place: Place) -> 
         "audit.denied",
         role=principal.role,
         original=principal.original,
+        address=principal.address,
         right=right.name,
         namespace=namespace,
         topic=str(place.topic) if place.topic is not None else "",
@@ -40,7 +45,8 @@ def denied(principal: Principal, right: Right, namespace: str, place: Place) -> 
 
 
 class AuditTrail:
-    """ASGI middleware: logs every request that changed something."""
+    """ASGI middleware: logs every request that changed something, and those of known roles that
+    were to."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -51,20 +57,28 @@ class AuditTrail:
             return
 
         async def sending(message: Message) -> None:
-            if (
-                message["type"] == "http.response.start"
-                and message["status"] < UNCHANGED_STATUS_MIN
-            ):
-                principal = scope.get(PRINCIPAL)
-                log.info(
-                    "audit.changed",
-                    role=principal.role if principal is not None else "",
-                    original=principal.original if principal is not None else "",
-                    address=(scope.get("client") or ("",))[0],
-                    method=scope["method"],
-                    path=scope["path"],
-                    status=message["status"],
-                )
+            if message["type"] == "http.response.start":
+                _note(scope, message["status"])
             await send(message)
 
         await self._application(scope, receive, sending)
+
+
+def _note(scope: Message, status: int) -> None:
+    """A request that may change something was answered."""
+    principal = scope.get(PRINCIPAL)
+    if status < REDIRECT_STATUS_MIN:
+        report, event = log.info, "audit.changed"
+    elif principal is not None and status >= REFUSAL_STATUS_MIN and status not in NOT_PERMITTED:
+        report, event = log.warning, "audit.refused"
+    else:
+        return
+    report(
+        event,
+        role=principal.role if principal is not None else "",
+        original=principal.original if principal is not None else "",
+        address=(scope.get("client") or ("",))[0],
+        method=scope["method"],
+        path=scope["path"][:PATH_LENGTH_MAX],
+        status=status,
+    )

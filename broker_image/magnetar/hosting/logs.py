@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
 from magnetar.clock import SystemClock
 from magnetar.errors import InvalidRequest
+from magnetar.hosting.audit_file import AuditFile
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -54,11 +56,20 @@ class PeerEventLimit:
         return event
 
 
-def configure_logs(level: str) -> None:
-    """Set up the process's logs: JSON unless standard error is a terminal. Raises InvalidRequest
-    for an unknown level."""
+def configure_logs(level: str, audit_file: str = "") -> None:
+    """Set up the process's logs: JSON unless standard error is a terminal; audit events go to
+    `audit_file` as well. Raises InvalidRequest for an unknown level, or a file that cannot be
+    written."""
     if level not in LEVELS:
         raise InvalidRequest(f"log-level: {level!r} is not known; use {', '.join(LEVELS)}")
+    if audit_file:
+        try:
+            Path(audit_file).open("ab").close()
+        except OSError as error:
+            raise InvalidRequest(
+                f"audit-log: {audit_file} cannot be written: {error.strerror}; name a file that "
+                "this process may write"
+            ) from error
     machine = not sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
@@ -71,6 +82,7 @@ def configure_logs(level: str) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            AuditFile(Path(audit_file)) if audit_file else _unchanged,
             structlog.processors.format_exc_info if machine else _unchanged,
             renderer,
         ],

@@ -46,12 +46,13 @@ class Right(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Who a peer is. `original` is whom a proxy speaks for ("" = itself); `expires_s` the end of
-    what it showed, in unix seconds."""
+    what it showed, in unix seconds; `address` where it comes from, for the audit log."""
 
     role: str
     original: str = ""
     expires_s: float | None = None
     internal: bool = False
+    address: str = field(default="", compare=False)
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -171,7 +172,7 @@ class Guard:
         if not original or original == principal.original:
             return principal
         return self._authenticator.behind_proxy(
-            Principal(principal.role, expires_s=principal.expires_s), original
+            replace(principal, original="", internal=False), original
         )
 
     async def require(

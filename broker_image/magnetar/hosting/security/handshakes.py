@@ -9,6 +9,7 @@ before the connection closes.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -78,9 +79,9 @@ class Handshakes:
         except MagnetarError as error:
             self._refuse(connection, error)
             return False
-        connection.principal = found
+        connection.principal = replace(found, address=str(connection.peer))
         self._methods[connection] = method, connect.feature_flags.supports_auth_refresh
-        self._arm(connection, found)
+        self._arm(connection, connection.principal)
         return True
 
     def renew(self, connection: Peer, answer: api.CommandAuthResponse) -> None:
@@ -100,9 +101,7 @@ class Handshakes:
         except MagnetarError as error:
             self._refuse(connection, error)
             return
-        connection.principal = Principal(
-            before.role, before.original, found.expires_s, before.internal
-        )
+        connection.principal = replace(before, expires_s=found.expires_s)
         self._arm(connection, connection.principal)
 
     def forget(self, connection: Peer) -> None:

@@ -8,6 +8,7 @@ incarnation runs only super users are let through, to the answer that it does no
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastapi import Request
@@ -46,6 +47,8 @@ class RestGate:
         principal = self._authenticator.behind_proxy(
             principal, headers.get("x-original-principal", "")
         )
+        if request.client is not None:
+            principal = replace(principal, address=request.client.host)
         request.scope[PRINCIPAL] = principal
         namespace, where = place()
         refusal = (
