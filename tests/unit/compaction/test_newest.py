@@ -65,6 +65,17 @@ def test_a_deletion_goes_and_takes_its_key_with_it() -> None:
     assert [key for _, key, _ in shown(compacted(list(map(stored, history.entries))))] == ["c"]
 
 
+def test_no_entry_without_messages_is_written() -> None:
+    """#21916, #21917: a batch all of whose messages are gone is left out, not written empty."""
+    history = History(random.Random(1))
+    history.batch([Sent("a", b"1"), Sent("b", b"1")])
+    last = history.batch([Sent("a", b"2"), Sent("b", b"2"), Sent(None, b"3")])
+    kept = compacted(list(map(stored, history.entries)))
+    assert [row.entry for row in kept] == [last.entry]
+    deletions = history.batch([Sent("a", b""), Sent("b", b"")])
+    assert compacted([*kept, stored(deletions)]) == []
+
+
 def test_chunks_survive_together_and_an_unfinished_message_waits() -> None:
     history = History(random.Random(1))
     first = history.chunks("k", [b"1", b"2"])

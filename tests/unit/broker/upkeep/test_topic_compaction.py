@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from magnetar.broker.topics.compaction_state import CompactionStatus
+from magnetar.broker.topics.compaction_state import CompactionState, CompactionStatus
+from magnetar.broker.upkeep import view_writing
+from magnetar.broker.upkeep.compaction_input import CompactionInput, CompactionPlan
+from magnetar.broker.upkeep.view_writing import ViewWriter
+from magnetar.compaction.newest import Newest
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
+from magnetar.storage.segments.format import Row
 from tests.spark.histories import Sent, reference
 from tests.support.brokers import CLOCK
 from tests.support.compacted_topics import Keyed, keyed_topic
@@ -99,15 +108,61 @@ async def test_more_keys_than_memory_allows_are_refused_with_the_remedy(tmp_path
         assert (await host.context.store.range(keys.INTENTS)).items == ()
 
 
-async def ended(topic: Keyed):  # type: ignore[no-untyped-def]
+async def ended(topic: Keyed) -> CompactionState:
     """Request a compaction and wait for its end."""
-    import asyncio
-
     host, compactor = await topic.host(), topic.broker.maintenance.topic_compactor
     compactor.request(host)
     while compactor.status(host).status is CompactionStatus.RUNNING:
         await asyncio.sleep(0.01)
     return compactor.status(host)
+
+
+async def test_the_event_loop_serves_others_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two turns of the loop some hundred messages are looked at; a large batch is opened
+    outside of it."""
+    turns, outside = [0], 0
+    for owner, name in ((Newest, "add"), (view_writing, "view_row")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), turns))
+
+    async def tick() -> None:
+        while True:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    async def compute(work: Callable[[], Any]) -> Any:
+        nonlocal outside
+        outside += 1
+        return work()
+
+    async with keyed_topic(tmp_path) as topic:
+        for number in range(30):
+            messages = [Sent(f"k{number}-{index}", b"v") for index in range(40)]
+            await topic.publish(topic.history.batch(messages))
+        await topic.publish(topic.history.batch([Sent(f"l{n}", b"v") for n in range(150)]))
+        host = await topic.host()
+        plan = await CompactionPlan.of(host)
+        assert plan is not None
+        context, source = replace(host.context, compute=compute), CompactionInput(host, plan)
+        ticking = asyncio.create_task(tick())
+        written = await ViewWriter(context, plan, source, "compact-test").write()
+        ticking.cancel()
+        assert written.messages_in == written.messages_out == 30 * 40 + 150
+        assert 0 < max(turns) <= view_writing.MESSAGES_PER_TURN + 40
+        assert outside == 3, "both phases of the large batch, and the choice"
+
+
+def counted(work: Callable[..., Any], turns: list[int]) -> Callable[..., Any]:
+    """`work` on a row of few messages adds them to the turn."""
+
+    def count(*arguments: Any) -> Any:
+        row = next(found for found in arguments if isinstance(found, Row))
+        if row.message_count <= view_writing.LARGE_MESSAGES:
+            turns[-1] += row.message_count
+        return work(*arguments)
+
+    return count
 
 
 async def test_a_view_survives_a_restart(tmp_path: Path) -> None:

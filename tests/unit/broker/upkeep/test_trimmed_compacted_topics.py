@@ -13,6 +13,7 @@ import pytest
 from magnetar.broker.topics.compaction_state import CompactionStatus
 from magnetar.broker.upkeep.view_writing import ViewWriter, WrittenView
 from magnetar.metadata.backends.memory import MemoryStore
+from magnetar.ownership.splits import range_equally_divide
 from magnetar.wire import requests
 from tests.support.brokers import CLOCK, Type, open_peer
 from tests.support.compacted_topics import Keyed, keyed_topic, message_id
@@ -277,3 +278,23 @@ async def test_a_topic_that_was_made_again_has_no_view_of_the_one_before(tmp_pat
             await again.compact()
             assert await again.read() == [("d", b"1")]
             assert sum(found.entries for found in (await again.view()).segments) == 1
+
+
+async def test_the_view_is_read_in_the_parts_of_a_split_bundle(tmp_path: Path) -> None:
+    """The topic stays in service, with its ledgers; the part has the view in its own manifest, and
+    after a takeover of the part as well."""
+    store = MemoryStore(CLOCK)
+    async with keyed_topic(tmp_path, store) as topic:
+        await compacted(topic)
+        await topic.trim()
+        whole = (await topic.host()).bundle.name
+        await topic.broker.ownership.split(whole, range_equally_divide(whole))
+        assert (await topic.host()).bundle.name != whole
+        assert await topic.read() == EXPECTED
+        await topic.single("d", b"d1")
+        await topic.compact()
+        await topic.trim()
+        assert await topic.read() == [*EXPECTED, ("d", b"d1")]
+    async with keyed_topic(tmp_path, store) as topic:
+        assert await topic.read() == [*EXPECTED, ("d", b"d1")]
+    await store.close()

@@ -203,6 +203,47 @@ async def test_what_compaction_removed_counts_as_acknowledged(
         await settles(reader, 60)
 
 
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("midway", [True, False])
+async def test_a_view_whose_originals_were_dropped_delivers_before_its_watermark(
+    tmp_path: Path, durable: bool, midway: bool
+) -> None:
+    """Trimming moves no reader of the view: nothing that it still gets is older than what it was
+    sent. Naive: what the topic has dropped counts as acknowledged."""
+    async with world(tmp_path, 10) as found, open_peer(found.broker) as reader:
+        await enable(found.broker)
+        await holds(found.peer, 50)
+        await found.compact([0, 3], horizon=9)
+        view = found.host.bundle.known_view(found.host)
+        assert view is not None
+
+        async def trim() -> None:
+            await found.host.trim(10, view.first)
+
+        if not midway:
+            await trim()
+        await reader.subscribe(
+            subscription="view", durable=durable, read_compacted=True, watermarks=True
+        )
+        assert await watermark(reader) is None
+        reader.write(requests.flow(1, 1))
+        first, body = await reader.message()
+        assert number_of(first, body) == 0
+        if midway:
+            await trim()
+        assert await last_watermark(reader) is None
+        second = await next_entry(reader)
+        assert second.entryId == 3
+        assert await last_watermark(reader) is None
+        reader.write(requests.ack(1, [first.message_id, second]))
+        reader.write(requests.flow(1, 1))
+        await settles(reader, 50)
+        await found.peer.send(b"10", 10)
+        await holds(found.peer, 60)
+        reader.write(requests.ack(1, [await next_entry(reader, permits=0)]))
+        await settles(reader, 60)
+
+
 def test_the_end_of_a_topic_keeps_the_last_watermark(tmp_path: Path) -> None:
     """It never becomes the end of time; consumers that come later get it as well."""
 
