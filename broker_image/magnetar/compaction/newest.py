@@ -3,13 +3,15 @@
 Owns: `Newest`, which takes the rows of an input in order and says which of their messages survive.
 Imports: messages, orders, the segment format. Pure. Invariants: the rule is that of the Spark job's
 `phases`: the newest message of a key survives unless it is a deletion, chunks survive or go
-together, markers never take part; what it holds is counted, and bounded by `bytes_max`.
+together, markers never take part; what it holds is counted, and bounded by `bytes_max`; no single
+step of it takes longer the more keys there are.
 """
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from heapq import merge
 from typing import TypeAlias
 
 from magnetar.compaction.messages import Chunk, Examined, Kind, examine, examine_single
@@ -21,6 +23,9 @@ KEY_BYTES = 200
 """What a key costs besides its bytes: two objects and their place in a table."""
 ORDER_BYTES = 8
 CHUNK_BYTES = 48
+TABLES = 64
+"""A table that grows copies itself: of several one at a time is short."""
+SORTED_AT_ONCE = 4096
 
 Survivors: TypeAlias = "array[int]"
 """Orders of the messages that stay, rising."""
@@ -42,7 +47,7 @@ class Newest:
 
     def __init__(self, bytes_max: int, *, retain_keyless: bool = False) -> None:
         self._bytes_max, self._retain_keyless = bytes_max, retain_keyless
-        self._by_key: dict[bytes, int] = {}
+        self._tables: list[dict[bytes, int]] = [{} for _ in range(TABLES)]
         self._staying = array("q")
         self._chunked: dict[bytes, _Chunked] = {}
         self._first_commit: int | None = None
@@ -93,12 +98,13 @@ class Newest:
             self._stays(order_of(0, row, index, True))
 
     def _note(self, key: bytes, order: int) -> None:
-        known = self._by_key.get(key)
+        table = self._tables[hash(key) % TABLES]
+        known = table.get(key)
         if known is None:
             self._hold(len(key) + KEY_BYTES)
-            self._by_key[key] = order
+            table[key] = order
         elif order > known:
-            self._by_key[key] = order
+            table[key] = order
 
     def _stays(self, order: int) -> None:
         self._hold(ORDER_BYTES)
@@ -128,7 +134,7 @@ class Newest:
     @property
     def keys(self) -> int:
         """Distinct keys, deleted ones included."""
-        return len(self._by_key)
+        return sum(map(len, self._tables))
 
     def survivors(self) -> Survivors:
         """What stays. Nothing can be added any more."""
@@ -144,10 +150,15 @@ class Newest:
                 self._note(found.key, found.order)
             elif self._retain_keyless:
                 kept.extend(found.orders)
-        for order in self._by_key.values():
-            kept.extend(together.get(order, (order,)))
-        self._by_key, self._chunked = {}, {}
-        return array("q", sorted(filter(self._is_kept, kept)))
+        for table in self._tables:
+            for order in table.values():
+                kept.extend(together.get(order, (order,)))
+            table.clear()
+        parts = [
+            sorted(filter(self._is_kept, kept[at : at + SORTED_AT_ONCE]))
+            for at in range(0, len(kept), SORTED_AT_ONCE)
+        ]
+        return array("q", merge(*parts))
 
     def _is_kept(self, order: int) -> bool:
         """Live messages, and deletions behind a transaction's commit marker: its messages are kept

@@ -21,7 +21,6 @@ from magnetar.broker.administration.owned_facts import owned_facts
 from magnetar.broker.administration.peers import ask_broker
 from magnetar.broker.administration.site import Site
 from magnetar.broker.reading.log_keys import sealed_files
-from magnetar.broker.upkeep.collection_facts import REWRITE
 from magnetar.errors import (
     InvalidRequest,
     MagnetarError,
@@ -374,9 +373,9 @@ class Explanations:
         intents = [IntentRecord.decode(item.value) for item in items]
         return sorted(
             {
-                f"{found.job}/{found.run}" if found.job else f"compaction of {found.topic}"
+                f"{found.job}/{found.run}"
                 for found in intents
-                if found.bundle == str(bundle) and found.kind != REWRITE
+                if found.bundle == str(bundle) and found.job
             }
         )
 

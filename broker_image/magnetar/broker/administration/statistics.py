@@ -346,7 +346,9 @@ async def read_earliest(host: TopicHost, stats: dict[str, Any]) -> None:
 def internal_stats(host: TopicHost) -> dict[str, Any]:
     """PersistentTopicInternalStats of a topic served here."""
     core = host.core
-    ledgers = core.ledgers.ledgers()
+    table = core.ledgers
+    existing = [(ledger, last + 1) for ledger, _, last in table.runs(table.first, table.end)]
+    ledgers = existing or table.ledgers()[-1:]
     last = core.last_confirmed
     return {
         "entriesAddedCounter": core.ledgers.end,

@@ -20,7 +20,7 @@ import structlog
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.reading.log_keys import LogKeys, sealed_files
-from magnetar.broker.upkeep.collection_facts import LOG_OF_THE_DEAD, REWRITE, CollectionFacts
+from magnetar.broker.upkeep.collection_facts import LOG_OF_THE_DEAD, CollectionFacts
 from magnetar.broker.upkeep.object_collection import ObjectCollector
 from magnetar.clock import elapsed_ms
 from magnetar.errors import StorageError, StoreError
@@ -154,9 +154,7 @@ class GarbageCollector:
             return []
         # The pins first: a job reads its plan's files under an intent that it registers before the
         # first of them could go.
-        pinned = {
-            intent.bundle for _, intent, _ in await self._facts.intents() if intent.kind != REWRITE
-        }
+        pinned = {intent.bundle for _, intent, _ in await self._facts.intents() if intent.job}
         facts = await self._facts.bundles(
             pinned.union(*(record.bundles for record in files.values()))
         )

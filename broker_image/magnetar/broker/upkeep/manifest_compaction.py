@@ -200,12 +200,10 @@ class ManifestCompactor:
 
     async def _a_job_works_on(self, bundle: OwnedBundle) -> bool:
         """Whether a job has registered an intent for this bundle: its commit would fail if the
-        lists changed."""
+        lists changed. That of a broker's own compaction would not."""
         items = (await self._context.store.range(keys.INTENTS)).items
         intents = [IntentRecord.decode(item.value) for item in items]
-        return any(
-            intent.bundle == str(bundle.name) and intent.kind != REWRITE for intent in intents
-        )
+        return any(intent.bundle == str(bundle.name) and intent.job for intent in intents)
 
     # --- rewriting --------------------------------------------------------------------------------
 
