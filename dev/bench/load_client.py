@@ -89,6 +89,27 @@ class LoadConnection:
         )
         self._ask(api.BaseCommand(type=Type.SUBSCRIBE, subscribe=subscribe), Type.SUCCESS)
 
+    def read_from(self, topic: str, position: tuple[int, int], permits: int) -> float:
+        """A reader from (ledger, entry) on, which is sent so many messages; when they were asked
+        for."""
+        self._look_up(topic)
+        self._request += 1
+        start = api.MessageIdData(ledgerId=position[0] % (1 << 64), entryId=position[1] % (1 << 64))
+        subscribe = api.CommandSubscribe(
+            topic=topic,
+            subscription=f"reader-{self._request}",
+            subType=api.CommandSubscribe.Exclusive,
+            consumer_id=1,
+            request_id=self._request,
+            durable=False,
+            start_message_id=start,
+        )
+        self._ask(api.BaseCommand(type=Type.SUBSCRIBE, subscribe=subscribe), Type.SUCCESS)
+        flow = api.CommandFlow(consumer_id=1, messagePermits=permits)
+        begun = time.perf_counter()
+        self.socket.sendall(encode_command(api.BaseCommand(type=Type.FLOW, flow=flow)))
+        return begun
+
     def receive(self) -> bool:
         """Wait for bytes; False when the connection is closed."""
         try:

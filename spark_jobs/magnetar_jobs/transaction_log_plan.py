@@ -22,7 +22,7 @@ from magnetar.storage.log.index import LevelZeroIndex, Run
 from magnetar.storage.manifest import LevelZero, Manifest, SegmentReference, load_manifest
 from magnetar.storage.segments.level_one import LevelOneRewrite, TopicChange, outside
 from magnetar.storage.volumes.volume import Volume
-from magnetar_jobs.inputs import Position
+from magnetar_jobs.inputs import BEFORE_ALL, Position
 from magnetar_jobs.planning import read_index, unless_collected
 from magnetar_jobs.topic_states import BundleStates, Fate, OldestOpen, TopicState, states_of
 
@@ -99,7 +99,13 @@ class LogPlan:
 
     @property
     def news(self) -> bool:
-        return bool(self.files or self.parts)
+        """Whether anything moves or leaves the list, or more can be said of what segments have."""
+        return bool(self.files or self.parts) or any(map(self._has_more_to_say, self.touched))
+
+    def _has_more_to_say(self, name: str) -> bool:
+        listed = self.manifest.topic(name)
+        found = self._complete(name, listed.level1)
+        return found is not None and found > (listed.complete or BEFORE_ALL)
 
     def ordered(self, parallelism: int) -> Iterator[Ordered]:
         """The parts, dealt to tasks: each topic's in its order, as much for each as fills it."""
@@ -161,9 +167,8 @@ class LogPlan:
         before = ledgers.position_before(ledgers.first)
         reached = ledgers.position_before(end) if end > ledgers.first else before
         spans = sorted((segment.first, segment.last) for segment in segments)
-        missing = state.buffer.links.first_outside(
-            spans, max(self.manifest.topic(name).complete or before, before)
-        )
+        known = max(self.manifest.topic(name).complete or before, before)
+        missing = state.buffer.links.first_outside(spans, known)
         if missing is not None and (missing[0], missing[1] - 1) < reached:
             return missing[0], missing[1] - 1
         return reached.ledger, reached.entry

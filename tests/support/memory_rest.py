@@ -32,6 +32,7 @@ class MemoryPort:
         }
         self.partitioned: dict[TopicName, int] = {}
         self.unloaded: list[tuple[TopicName, str]] = []
+        self.rolled: list[bool] = []
         self.failure: Exception | None = None
 
     def ready(self) -> bool:
@@ -120,6 +121,7 @@ class MemoryPort:
 
     async def roll(self, topic: TopicName, **_options: bool) -> tuple[int, int]:
         self._fail()
+        self.rolled.append(rewrite)
         return 7, 40 + len(topic.local)
 
     async def unload_topic(self, topic: TopicName, destination: str) -> None:

@@ -16,7 +16,7 @@ from magnetar.transactions.ids import TxnId
 from magnetar_jobs.transaction_log import Result
 from tests.support.brokers import TOPIC, Peer, entry, open_peer, running_broker
 from tests.support.log_compaction import compact_log, compactor_of
-from tests.support.planned_topics import planned
+from tests.support.planned_topics import plan_of, planned
 from tests.support.published_topics import OTHER, QUICK, stored
 from tests.support.transacting import ended, send_in
 from tests.support.transactional_course import STEPS, Course
@@ -131,6 +131,23 @@ async def test_an_end_that_is_not_in_sealed_files_does_not_count(tmp_path: Path)
         assert [found.entries for found in manifest.topic(TOPIC).level1] == [1]
         await forget(broker)
         assert len(await stored(broker)) == 3
+
+
+async def test_a_topic_of_which_nothing_can_move_is_said_to_be_complete(tmp_path: Path) -> None:
+    """Its only transaction is open: what lies before its commit is known to be whole, so other jobs
+    need not wait for a broker to say so."""
+    async with running_broker(tmp_path, **STILL) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce()
+        await send_in(peer, TxnId(0, 0), b"open", 0)
+        await broker.service.roll(NAME, rewrite=False)
+        await peer.send(b"plain", 1)
+        with pytest.raises(ServiceNotReady, match="has not said yet"):
+            await plan_of(broker)
+        result = await compact_log(broker, tmp_path)
+        assert (result.bundles, result.files, result.entries_out) == (1, 0, 0)
+        assert await planned(broker, tmp_path) == 1
+        assert (await compact_log(broker, tmp_path)).bundles == 0
 
 
 async def test_files_go_whole_with_what_other_topics_have_in_them(tmp_path: Path) -> None:

@@ -332,12 +332,25 @@ class LevelZeroIndex:
         """The run that holds an entry, or None if it is not in this file."""
         starts = self._starts.get(topic)
         if starts is None:
+            if not self._may_hold(topic, (ledger, entry)):
+                return None
             starts = self._starts[topic] = [_start(run) for run in self.runs(topic)]
         at = bisect_right(starts, (ledger, entry)) - 1
         if at < 0:
             return None
         run = self.runs(topic)[at]
         return run if run.ledger == ledger and entry <= run.last_entry else None
+
+    def _may_hold(self, topic: str, position: tuple[int, int]) -> bool:
+        """Whether a position lies between a topic's first and last entry here, without decoding its
+        runs: readers ask several files, of which one has it."""
+        place = self._places.get(topic)
+        if place is None or not place.runs:
+            return False
+        last_at = place.at + (place.runs - 1) * _RUN.size
+        _, ledger, entry, _, _, _ = _RUN.unpack_from(self._body, place.at)
+        _, last_ledger, last_entry, _, _, count = _RUN.unpack_from(self._body, last_at)
+        return (ledger, entry) <= position < (last_ledger, last_entry + count)
 
     def find(self, topic: str, ledger: int, entry: int) -> tuple[int, int] | None:
         """(offset, length) of an entry's bytes in the log file, or None if it is not in this

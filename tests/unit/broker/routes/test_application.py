@@ -280,6 +280,8 @@ async def test_roll_and_lookup_answer_with_what_clients_parse(port: MemoryPort) 
     assert (await ask(port, "POST", f"{TOPICS}/t/roll")).json() == {
         "position": {"ledgerId": 7, "entryId": 41}
     }
+    await ask(port, "POST", f"{TOPICS}/t/roll?rewrite=false")
+    assert port.rolled == [True, False]
     assert (await ask(port, "GET", "/lookup/v2/topic/persistent/public/default/t")).json() == {
         "brokerUrl": "pulsar://host/t"
     }

@@ -43,6 +43,18 @@ def test_extents_and_epochs() -> None:
     assert index.extent(TOPIC) == TopicExtent(TOPIC, (1,), (3, 7), (3, 8), 2, 2, 80, 1007, 1007)
 
 
+def test_an_entry_of_another_file_is_missed_without_decoding_a_run() -> None:
+    """A reader of a long stretch asks every file of its term for each entry; only the one that
+    has it is decoded, and kept."""
+    index = LevelZeroIndex.decode(golden_index(), "i")
+    for position in ((3, 6), (3, 9), (2, 7), (4, 0)):
+        assert index.run_of(TOPIC, *position) is None
+    assert index.run_of("persistent://a/b/missing", 3, 7) is None
+    assert index.runs_held == 0
+    assert index.run_of(TOPIC, 3, 8) is not None
+    assert index.runs_held == 1
+
+
 @pytest.mark.slow
 @given(
     st.lists(
