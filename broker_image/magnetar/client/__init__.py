@@ -30,8 +30,9 @@ from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
 from magnetar.client.outgoing import Batching
 from magnetar.client.producer import KeyHash, Producer, Routing
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
-from magnetar.client.schemas import STRING, JsonSchema, Schema, StringSchema
+from magnetar.client.schemas import STRING, AvroSchema, JsonSchema, Schema, StringSchema
 from magnetar.client.subscription_options import InitialPosition, SubscriptionType
+from magnetar.client.table_view import TableView
 from magnetar.client.transactions import Transaction, TransactionState
 from magnetar.watermarks.generator import Reset, Watermark
 
@@ -40,6 +41,7 @@ __all__ = [
     "LATEST",
     "STRING",
     "AlreadyClosed",
+    "AvroSchema",
     "Batching",
     "BrokerRefused",
     "Client",
@@ -61,6 +63,7 @@ __all__ = [
     "SendTimeout",
     "StringSchema",
     "SubscriptionType",
+    "TableView",
     "Transaction",
     "TransactionAborted",
     "TransactionOutcomeUnknown",

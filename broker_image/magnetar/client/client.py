@@ -20,7 +20,7 @@ from magnetar.client.coordinators import Coordinators
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.growth import PARTITIONS_CHECK_S
 from magnetar.client.inbox import Inbox
-from magnetar.client.messages import LATEST, MessageId
+from magnetar.client.messages import EARLIEST, LATEST, MessageId
 from magnetar.client.outgoing import Batching
 from magnetar.client.partitions import Partitions
 from magnetar.client.pool import Pool
@@ -39,6 +39,7 @@ from magnetar.client.subscription_options import (
     InitialPosition,
     SubscriptionType,
 )
+from magnetar.client.table_view import TableView
 from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction
 from magnetar.client.watermarks import OnWatermark, Watermarks
 from magnetar.clock import Clock, SystemClock
@@ -144,7 +145,13 @@ class Client:
         partitions, growth = await self._partitions.produce(topic, options)
         route = Route(key_hash, routing, self.clock)
         producer: Producer[T] = Producer(
-            str(TopicName.parse(topic)), partitions, written, route, growth, self._open.discard
+            str(TopicName.parse(topic)),
+            partitions,
+            written,
+            route,
+            growth,
+            self._open.discard,
+            self.clock,
         )
         self._open.add(producer)
         return producer
@@ -266,6 +273,22 @@ class Client:
         )
         self._open.add(reader)
         return reader
+
+    async def create_table_view(
+        self, topic: str, *, schema: Schema[T] | None = None, read_compacted: bool = True
+    ) -> TableView[T]:
+        """The latest value of each key of a topic, read to its end, that follows it from then on.
+        Raises as `subscribe`."""
+        reader = await self.create_reader(
+            topic, EARLIEST, schema=schema, read_compacted=read_compacted
+        )
+        view = TableView(reader)
+        try:
+            await view.refresh()
+        except BaseException:
+            await view.close()
+            raise
+        return view
 
     def transaction(self, *, timeout_s: float = TRANSACTION_TIMEOUT_S) -> Transaction:
         """A transaction, to be used in `async with`; its coordinator aborts it when it is not ended

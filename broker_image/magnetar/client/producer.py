@@ -11,6 +11,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Generic, TypeAlias, TypedDict, Unpack
 
 from magnetar.client.growth import Growth
@@ -44,9 +45,12 @@ Router: TypeAlias = Callable[[str | None, int], int]
 """(key, number of partitions) -> partition, for those who want to choose themselves."""
 
 
+DELIVER_AFTER_S_MAX = 10 * 365 * 86_400
+
+
 class MessageOptions(TypedDict, total=False):
     """What a message may have besides its value; None as if left out. `event_time` and `deliver_at`
-    are milliseconds since the epoch."""
+    are milliseconds since the epoch, `deliver_after` seconds from now."""
 
     key: str | None
     ordering_key: bytes | None
@@ -54,6 +58,7 @@ class MessageOptions(TypedDict, total=False):
     event_time: int | None
     sequence_id: int | None
     deliver_at: int | None
+    deliver_after: float | timedelta | None
 
 
 class Route:
@@ -99,6 +104,7 @@ class Producer(Generic[T]):
         route: Route,
         growth: Growth,
         on_closed: Callable[[Producer[T]], None],
+        clock: Clock,
     ) -> None:
         assert partitions, "a topic has at least one partition to send to"
         self.topic = topic
@@ -106,7 +112,7 @@ class Producer(Generic[T]):
         self._schema = schema
         self._route = route
         self._growth = growth
-        self._on_closed = on_closed
+        self._on_closed, self._clock = on_closed, clock
 
     @property
     def name(self) -> str:
@@ -138,8 +144,11 @@ class Producer(Generic[T]):
         `value` None is a tombstone.
 
         With `txn` no consumer sees it before that transaction commits, and its final id is given
-        then, not here. With `deliver_at` (milliseconds since the epoch) Shared and Key_Shared
-        subscriptions get it no earlier. The id of a message that deduplication knew already is (-1,
+        then, not here. With `deliver_at` (milliseconds since the epoch) or `deliver_after`
+        (seconds) Shared and Key_Shared subscriptions get it no earlier.
+
+        Cancelled while it waits for room, it sends nothing; cancelled later, the message is sent
+        all the same, and the outcome is unknown; a transaction then aborts. The id of a message that deduplication knew already is (-1,
         -1). Raises SendTimeout when the outcome is unknown, else the refusal.
         """
         message = self._outgoing(value, **options)
@@ -195,7 +204,10 @@ class Producer(Generic[T]):
         event_time: int | None = None,
         sequence_id: int | None = None,
         deliver_at: int | None = None,
+        deliver_after: float | timedelta | None = None,
     ) -> Outgoing:
+        if deliver_after is not None:
+            deliver_at = _moment(self._clock, deliver_at, deliver_after)
         return Outgoing(
             None if value is None else self._schema.encode(value),
             -1 if sequence_id is None else sequence_id,
@@ -205,6 +217,17 @@ class Producer(Generic[T]):
             event_time,
             deliver_at,
         )
+
+
+def _moment(clock: Clock, deliver_at: int | None, after: float | timedelta) -> int:
+    """When a message is due that is to be delivered so much later. Raises InvalidRequest."""
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    if deliver_at is not None or not 0 <= seconds <= DELIVER_AFTER_S_MAX:
+        raise InvalidRequest(
+            f"deliver_after={after}: give 0 to {DELIVER_AFTER_S_MAX} seconds, and no deliver_at "
+            "beside it"
+        )
+    return clock.wall_ms() + round(1000 * seconds)
 
 
 async def _assert_on(

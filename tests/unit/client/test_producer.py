@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -416,5 +417,64 @@ async def test_close_waits_for_receipts_then_leaves_and_later_use_is_refused() -
         with pytest.raises(AlreadyClosed):
             producer.send_nowait(b"y")
         await producer.close()
+
+    await run(scenario)
+
+
+async def test_deliver_after_is_a_moment_of_the_clients_clock() -> None:
+    """Seconds or a timedelta; both ways at once, and what is no time to wait, are refused."""
+
+    async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
+        producer = await client.create_producer("t")
+        afters: tuple[float | timedelta, ...] = (90, timedelta(minutes=1.5))
+        for after in afters:
+            before = client.clock.wall_ms()
+            await producer.send(b"x", deliver_after=after)
+            due_ms = parse_entry(broker.stored[-1][1]).metadata.deliver_at_time
+            assert before + 90_000 <= due_ms <= client.clock.wall_ms() + 90_000
+        refused: tuple[dict[str, Any], ...] = (
+            {"deliver_after": -1},
+            {"deliver_after": float("nan")},
+            {"deliver_after": 1, "deliver_at": 5},
+        )
+        for options in refused:
+            with pytest.raises(InvalidRequest, match="deliver_after"):
+                await producer.send(b"x", **options)
+
+    await run(scenario)
+
+
+async def test_a_cancelled_send_that_waits_for_room_sends_nothing() -> None:
+    async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
+        held = hold_sends(broker)
+        producer = await client.create_producer("t", pending_max=1, send_timeout_s=None)
+        first = producer.send_nowait(b"a")
+        waits = asyncio.create_task(producer.send(b"b"))
+        await asyncio.sleep(0.01)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        assert waits.cancelled()
+        assert not first.done()
+        assert held == [0]
+        assert producer.last_sequence_id == 0
+        first.cancel()
+
+    await run(scenario)
+
+
+async def test_a_cancelled_send_that_was_queued_is_sent_all_the_same() -> None:
+    """Its receipt disturbs nobody, and later messages get theirs."""
+
+    async def scenario(_: MemoryNetwork, _broker: ScriptedBroker, client: Client) -> None:
+        producer = await client.create_producer("t", batching=Batching(linger_s=0.02))
+        cancelled = asyncio.create_task(producer.send(b"a"))
+        other = asyncio.create_task(producer.send(b"b"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert (await other).entry == 0
+        assert cancelled.cancelled()
+        assert (await producer.send(b"c")).entry == 1
+        assert producer.last_sequence_id == 2
 
     await run(scenario)

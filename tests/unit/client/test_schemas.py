@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client import STRING, Client, JsonSchema, Undecodable
+from magnetar.client import STRING, AvroSchema, Client, JsonSchema, Undecodable
 from magnetar.client.records import definition_of
 from magnetar.client.schemas import BYTES
 from magnetar.errors import IncompatibleSchema, InvalidRequest, WireCode
@@ -212,3 +213,50 @@ def test_an_incompatible_schema_is_a_typed_refusal() -> None:
             await client.create_producer("t", schema=STRING)
 
     run(scenario)
+
+
+AVRO = AvroSchema(Order)
+
+
+def test_avro_bytes_are_those_of_the_specification() -> None:
+    """A string has its length before it, a long is a zigzag varint; there is no header."""
+    schema = AvroSchema(Item)
+    assert schema.encode(Item("ab", 2)) == b"\x04ab\x04"
+    assert schema.decode(b"\x04ab\x04") == Item("ab", 2)
+    announced = schema.to_wire()
+    assert (announced.name, announced.type) == ("Item", announced.Type.Avro)
+    assert json.loads(announced.schema_data) == definition_of(Item)
+
+
+@given(
+    st.builds(
+        Order,
+        number=st.integers(-(2**63), 2**63 - 1),
+        price=st.floats(allow_nan=False, allow_infinity=False),
+        note=st.none() | st.text(),
+        colour=st.sampled_from(Colour),
+        lines=st.lists(st.builds(Item, st.text(), st.integers(0, 99)), max_size=3),
+        spare=st.none() | st.builds(Item, st.text(), st.integers(0, 99)),
+        labels=st.dictionaries(st.text(), st.text(), max_size=3),
+        placed=st.none() | st.datetimes(),
+        total=st.decimals(allow_nan=False, allow_infinity=False, places=2, max_value=10**9),
+    )
+)
+def test_avro_gives_back_what_was_written(order: Order) -> None:
+    assert AVRO.decode(AVRO.encode(order)) == order
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_order_in_avro_or_undecodable(data: bytes) -> None:
+    with contextlib.suppress(Undecodable):
+        assert isinstance(AVRO.decode(data), Order)
+
+
+def test_what_does_not_fit_an_avro_record_is_refused() -> None:
+    for value in (Item("a", 2**63), Item(None)):  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="Item"):
+            AvroSchema(Item).encode(value)
+    with pytest.raises(InvalidRequest, match="takes Item"):
+        AvroSchema(Item).encode("text")  # type: ignore[arg-type]
+    with pytest.raises(Undecodable, match="no Avro"):
+        AvroSchema(Item).decode(b"\x04ab\x04\x00")
