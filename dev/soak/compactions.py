@@ -27,7 +27,7 @@ from dev.soak.run_directory import parser_of, run_in_directory
 from dev.testbed.cluster import Cluster, wait_for
 from dev.testbed.spark_pods import DRIVER, EXECUTOR_MEMORY_MIB, Pods, Process
 from magnetar.clock import SystemClock
-from magnetar.compaction.commit import INTENT_PREFIX
+from magnetar.compaction.commit import KIND
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
 from magnetar.metadata.store import MetadataStore
@@ -202,10 +202,7 @@ class Compactions:
             for segment in (topic.compacted.segments if topic.compacted is not None else ())
         }
         volume = self._directory / "volume"
-        files = {
-            str(path.relative_to(volume))
-            for path in (volume / SEGMENTS).rglob(f"*{INTENT_PREFIX}*")
-        }
+        files = {str(path.relative_to(volume)) for path in (volume / SEGMENTS).rglob(f"*{KIND}-*")}
         return [*asyncio.run(self._intents()), *sorted(files - listed)]
 
     def settle(self) -> None:

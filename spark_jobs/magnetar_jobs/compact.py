@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from magnetar.clock import Clock, SystemClock
-from magnetar.compaction.commit import Committer, Conflict
+from magnetar.compaction.commit import Committer
+from magnetar.compaction.intents import Conflict
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.storage.volumes.opening import volume_at

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from magnetar.clock import Clock, SystemClock
+from magnetar.compaction.intents import Conflict, IntentWriter
 from magnetar.errors import MagnetarError, TopicNotFound
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, NamespaceName, TopicName
@@ -30,7 +31,6 @@ from magnetar.storage.volumes.opening import volume_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, topics_of
 from magnetar_jobs.driver import Done, add_arguments, exit_code, recorded, session_settings
-from magnetar_jobs.intents import Conflict, IntentWriter
 from magnetar_jobs.progress import COMMITTING, PLANNING, STARTING, WRITING, Publisher, RunProgress
 from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.reporting import Report
@@ -207,12 +207,13 @@ class LogCompactor:
                 }
             )
 
-        return await self.intents.commit(
+        committed, _ = await self.intents.commit(
             plan.bundle,
             "",
             write,
             lambda intent, written: plan.edit(intent, written.by_topic if written else {}),
         )
+        return committed
 
 
 # --- command line ---------------------------------------------------------------------------------

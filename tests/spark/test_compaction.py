@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from magnetar.compaction.commit import Conflict
+from magnetar.compaction.intents import Conflict
 from magnetar.errors import CorruptData
 from magnetar.metadata import keys
 from magnetar.storage.segments.format import HAS_REMOVED, IS_DECIDED

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from magnetar_jobs.intents import IntentWriter
+from magnetar.compaction.intents import IntentWriter
 
 
 class Killed(BaseException):

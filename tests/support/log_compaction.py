@@ -9,11 +9,11 @@ from pathlib import Path
 
 from magnetar.broker.incarnation import Broker
 from magnetar.clock import SystemClock
+from magnetar.compaction.intents import IntentWriter
 from magnetar.names import TopicName
 from magnetar.storage.manifest import SegmentReference
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.files import VolumeFiles
-from magnetar_jobs.intents import IntentWriter
 from magnetar_jobs.transaction_log import KIND, LogCompactor, Result
 from magnetar_jobs.transaction_log_plan import LogPlan
 from magnetar_jobs.transaction_log_writing import PartWriter, reference_of

@@ -119,7 +119,7 @@ class MemoryPort:
         self._fail()
         return {"topic": str(topic)}
 
-    async def roll(self, topic: TopicName, **_options: bool) -> tuple[int, int]:
+    async def roll(self, topic: TopicName, *, rewrite: bool = True) -> tuple[int, int]:
         self._fail()
         self.rolled.append(rewrite)
         return 7, 40 + len(topic.local)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.compaction import commit
-from magnetar.compaction.commit import Basis, Committer, Conflict, edit_of
+from magnetar.compaction import intents
+from magnetar.compaction.commit import Basis, Committer, edit_of
+from magnetar.compaction.intents import Conflict
 from magnetar.errors import StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
@@ -77,7 +78,7 @@ def test_what_was_committed_is_kept_whatever_fails_behind_it(
             await volume.put_if_absent(outputs[0], b"the new view")
             return Segments((SegmentReference(outputs[0], 12, 1, 12, (3, 9), (3, 9), 0),))
 
-        monkeypatch.setattr(commit, "commit_manifest", fails)
+        monkeypatch.setattr(intents, "commit_manifest", fails)
         with pytest.raises(StorageError, match="the network is away"):
             await Committer(store, volume, CLOCK, "job", "run").commit(plan, write)
         compacted = (await load_manifest(store, volume, BUNDLE))[0].topic(str(TOPIC)).compacted

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.incarnation import Broker
+from magnetar.compaction.intents import Conflict
 from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
@@ -20,7 +21,6 @@ from magnetar.storage.manifest import Manifest
 from magnetar.topics.ledger_ids import ledger_of, sidecar_ledger
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Append, Commit
-from magnetar_jobs.intents import Conflict
 from magnetar_jobs.sealed_logs import SealedChain
 from magnetar_jobs.topic_states import BundleStates, Fate, Found, TopicState
 from magnetar_jobs.transaction_log import KIND, LogCompactor, Result

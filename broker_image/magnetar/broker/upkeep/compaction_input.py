@@ -18,7 +18,8 @@ from magnetar.broker.reading.segments import OpenSegment, SegmentCache
 from magnetar.broker.topics.entry_metadata import EntryMetadata
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms
-from magnetar.compaction.commit import Basis, Conflict
+from magnetar.compaction.commit import Basis
+from magnetar.compaction.intents import Conflict
 from magnetar.errors import CorruptData, ServiceNotReady, StorageError
 from magnetar.storage.manifest import SegmentReference
 from magnetar.storage.segments.format import Block, Row

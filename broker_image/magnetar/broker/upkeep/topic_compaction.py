@@ -23,7 +23,8 @@ from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep.compaction_input import CompactionInput, CompactionPlan
 from magnetar.broker.upkeep.view_writing import ViewWriter, WrittenView
 from magnetar.clock import elapsed_ms
-from magnetar.compaction.commit import KIND, Committer, Conflict
+from magnetar.compaction.commit import KIND, Committer
+from magnetar.compaction.intents import Conflict
 from magnetar.errors import (
     AlreadyRunning,
     LimitExceeded,

@@ -12,7 +12,8 @@ import pytest
 from magnetar.broker.topics.compaction_state import CompactionStatus
 from magnetar.broker.upkeep import topic_compaction
 from magnetar.broker.upkeep.view_writing import ViewWriter, WrittenView
-from magnetar.compaction.commit import KIND, Conflict
+from magnetar.compaction.commit import KIND
+from magnetar.compaction.intents import Conflict
 from magnetar.errors import CorruptData, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord

@@ -235,7 +235,7 @@ async def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_p
 
 # --- namespaces that are deleted ------------------------------------------------------------------
 
-GONE = NamespaceName("a", "b")
+GONE = NamespaceName("public", "gone")
 IN_GONE = f"persistent://{GONE}/t"
 
 

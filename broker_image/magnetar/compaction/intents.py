@@ -1,6 +1,6 @@
-"""Writing files under an intent, and making them visible.
+"""Writing files under an intent, and making them visible, for brokers and Spark jobs.
 
-Owns: the intent before writing, the one transaction that commits, and what a driver that did not
+Owns: the intent before writing, the one transaction that commits, and what a writer that did not
 commit cleans up. Imports: metadata, storage. Invariants: the manifest changes in one
 compare-and-swap or not at all; before it no reader can see an output, after it every output is
 durable; a run that gives up removes the intent first, and the outputs only if it was there, so that
@@ -54,7 +54,8 @@ def name_part(run: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IntentWriter:
-    """Writes and commits for one run; `kind` is that of its intents, whose ids begin with it."""
+    """Writes and commits for one run of a job; of a broker, without `job`, for the incarnation
+    `run`. `kind` is that of its intents, whose ids begin with it."""
 
     store: MetadataStore
     volume: Volume
@@ -69,9 +70,10 @@ class IntentWriter:
         topic: str,
         write: Callable[[str], Awaitable[W]],
         edit: Callable[[str, W | None], Edit],
-    ) -> W:
+    ) -> tuple[W, Manifest]:
         """Register an intent, have `write(intent)` write files, commit `edit(intent, written)` of
-        the bundle's manifest. Raises Conflict, and whatever `write` raises.
+        the bundle's manifest; what was written, and the manifest. Raises Conflict, and whatever
+        `write` raises.
 
         `edit` of None (nothing was written) must decline what the plan was not made from: where
         `write` fails and a concurrent change came first, that is a Conflict as well. If the outcome
@@ -114,7 +116,7 @@ class IntentWriter:
                 "bundle's manifest came first"
             )
         await self._remove_losers(bundle, intent, written.objects)
-        return written
+        return written, result.manifest
 
     async def _newer(self, bundle: BundleName, edit: Edit) -> Manifest | None:
         """The manifest, if what the plan was made from has changed in it; None also if nobody
@@ -122,7 +124,7 @@ class IntentWriter:
         try:
             manifest, _, _ = await load_manifest(self.store, self.volume, bundle)
         except (StoreError, StorageError) as error:
-            log.warning("job.manifest_unread", bundle=str(bundle), error=str(error))
+            log.warning("intent.manifest_unread", bundle=str(bundle), error=str(error))
             return None
         return manifest if edit(manifest) is None else None
 
@@ -141,4 +143,4 @@ class IntentWriter:
         for name in await self.volume.list(names.segments_of(bundle)):
             if name.startswith(prefix) and name not in kept:
                 await self.volume.remove(name)
-                log.info("job.removed", object=name)
+                log.info("intent.output_removed", object=name)
