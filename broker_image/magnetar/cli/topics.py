@@ -1,12 +1,13 @@
 """`magnetar topics`.
 
-Owns: list, create, delete, partitions, stats, watermarks, peek, terminate, unload of topics. Imports: typer,
+Owns: list, create, delete, partitions, stats, watermarks, peek, compact, terminate, unload of topics. Imports: typer,
 rest, screen; the client only to peek. Invariant: on a partitioned topic a command means all its
 partitions.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from urllib.parse import quote
 import typer
 
 from magnetar.amounts import size_text
+from magnetar.cli.failures import CommandFailed
 from magnetar.cli.names import namespace_of, pairs_of, topic_of
 from magnetar.cli.rest import Rest, topic_path
 from magnetar.cli.screen import Screen
@@ -24,6 +26,9 @@ Topic = Annotated[str, typer.Argument(help="Topic name; short names are in publi
 Force = Annotated[
     bool, typer.Option("--force", "-f", help="Even while it is in use: its clients are sent away.")
 ]
+
+COMPACTION_POLL_S = 0.2
+COMPACTION_WORDS = {"NOT_RUN": "not run", "RUNNING": "begun", "SUCCESS": "done"}
 
 topics = group("List, create, delete, peek at and unload topics.")
 
@@ -300,6 +305,33 @@ def peek(
         or [name],
         subscription,
         count,
+    )
+
+
+@topics.command()
+@connected
+def compact(
+    session: Session,
+    topic: Topic,
+    status: Annotated[
+        bool, typer.Option("--status", help="Show what became of the last one, begin none.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has ended.")] = False,
+) -> None:
+    """Keep the latest message of each key in a view beside the topic."""
+    name = topic_of(topic)
+    path = topic_path(name, "/compaction")
+    if not status:
+        session.rest.put(path)
+    found = session.rest.get(path)
+    while wait and found["status"] == "RUNNING":
+        time.sleep(COMPACTION_POLL_S)
+        found = session.rest.get(path)
+    if found["status"] == "ERROR":
+        raise CommandFailed(f"the compaction of {name} has failed: {found['lastError']}")
+    session.screen.show(
+        {"topic": str(name), **found},
+        lambda: session.screen.line(f"compaction of {name}: {COMPACTION_WORDS[found['status']]}"),
     )
 
 

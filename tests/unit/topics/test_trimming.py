@@ -13,6 +13,7 @@ from magnetar.topics.ledger_ids import LedgerIds, ledger_of
 from magnetar.topics.ledgers import EARLIEST, LATEST, TRIMMED, Position, position_text
 from magnetar.topics.state import TopicState
 from magnetar.topics.topic import Topic
+from magnetar.topics.trimming import trim_changes
 
 NAME = "persistent://public/default/t"
 STEPS = st.lists(
@@ -185,3 +186,85 @@ def test_entries_that_a_checkpoint_has_counted_still_get_an_age() -> None:
         assert not left.has_grown
         assert left.ages.older_than(1000) == 3
         assert left.ages.bytes_from(0, 3) == 30
+
+
+class ViewedLives(Lives):
+    """As `Lives`, of a topic with a compacted view: retention drops what no subscription needs, and
+    the view has entries from number `viewed` on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.viewed, self.begun, self.acknowledged = 0, 0, set[int]()
+        self.topic.remove_subscription("idle")
+        self.records.append(lambda topic: topic.apply_subscription_removed("idle"))
+        self.topic.subscribe("view", EARLIEST, reads_view=True)
+        self.log_cursors()
+
+    def log_cursors(self) -> None:
+        for name in self.topic.subscriptions:
+            delta = self.topic.subscription(name).take_delta()
+            if delta is not None:
+                self.records.append(
+                    lambda topic, name=name, delta=delta: topic.apply_cursor(name, delta)
+                )
+
+    def trim(self, count: int) -> None:
+        ledgers = self.topic.ledgers
+        least = min(found.cursor.mark_delete for found in self.topic.subscriptions.values())
+        wanted = min(self.gone + count, len(self.given) - (ledgers.end - least))
+        if wanted <= self.gone:
+            return
+        viewed = min(self.viewed + count % 4, wanted)
+        first = self.given[viewed] if viewed < wanted else None
+        changes = trim_changes(self.topic, ledgers.end - (len(self.given) - wanted), first)
+        self.topic.apply_update(changes)
+        self.records.append(lambda topic: topic.apply_update(changes))
+        self.gone, self.viewed = wanted, viewed
+
+    def acknowledge(self, ordinal: int) -> None:
+        super().acknowledge(ordinal)
+        number = ordinal * 7 % 31
+        if number < len(self.given):
+            found = self.topic.ledgers.known(self.given[number])
+            assert (found is None) == (number < self.viewed)
+            if found is not None and number >= self.begun:
+                self.acknowledged.add(number)
+                self.topic.subscription("view").acknowledge(None, ((found, found + 1),))
+                self.log_cursors()
+
+    def rewind(self, _number: int) -> None:
+        """A new subscription begins with the view, where the topic has dropped everything else."""
+        self.topic.remove_subscription("view")
+        self.topic.subscribe("view", EARLIEST, reads_view=True)
+        self.records.append(lambda topic: topic.apply_subscription_removed("view"))
+        self.begun, self.acknowledged = self.viewed, set()
+        self.log_cursors()
+
+    def check(self) -> None:
+        ledgers, known = self.topic.ledgers, self.given[self.viewed :]
+        assert [ledgers.position(at) for at in range(ledgers.floor, ledgers.end)] == known
+        kept = self.given[self.gone :]
+        assert [found for found in self.given if ledgers.find(found) is not None] == kept
+        unread = set(range(self.begun, len(self.given))) - self.acknowledged
+        assert self.topic.subscription("view").backlog == len(unread)
+        assert self.topic.subscribe("new", EARLIEST).backlog == len(kept)
+        assert self.topic.subscribe("reader", EARLIEST, reads_view=True).backlog == len(known)
+        self.topic.remove_subscription("new")
+        self.topic.remove_subscription("reader")
+
+
+@given(st.lists(st.one_of(STEPS.map(lambda steps: steps[:3]), st.just([("rewind", 0)]))))
+@settings(deadline=None)
+def test_a_view_keeps_the_positions_that_it_has_of_dropped_entries(
+    steps: list[list[tuple[str, int]]],
+) -> None:
+    """And cursors that lie among them, after every step and in every later term."""
+    lives = ViewedLives()
+    for kind, number in (step for part in steps for step in part):
+        if kind == "checkpoint":
+            lives.write_checkpoint()
+        elif kind == "move":
+            lives.move()
+        else:
+            getattr(lives, kind)(number)
+        lives.check()
