@@ -140,3 +140,27 @@ def test_a_job_whose_inputs_were_replaced_while_it_read_them_is_planned_again(
         assert (await store.range(keys.INTENTS)).items == ()
 
     run_on_volume(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("trimmed", "commits"), [(None, True), ((3, 5), True), ((3, 9), True), ((4, 0), False)]
+)
+def test_retention_behind_the_view_is_no_conflict_and_a_truncation_is(
+    trimmed: tuple[int, int] | None, commits: bool
+) -> None:
+    """Retention drops what the view before stands for at any time; what lies behind its horizon
+    only goes with a truncation or a deletion."""
+    view = Compacted(2, (3, 9), ())
+    basis = Basis(BUNDLE, TOPIC, (5, 0), 2, view.horizon, None, manifest_generation=1)
+    manifest = Manifest(str(BUNDLE), 1).with_topic(
+        str(TOPIC), TopicSegments(compacted=view, trimmed=trimmed)
+    )
+    edited = edit_of(basis, Compacted(3, (5, 0), ()), "compact-1")(manifest)
+    assert (edited is not None) == commits
+
+
+def test_a_first_view_is_planned_again_if_anything_was_trimmed() -> None:
+    """Without a view before there is nothing that stands for it."""
+    basis = Basis(BUNDLE, TOPIC, (5, 0), 0, BEFORE_ALL, None, manifest_generation=1)
+    manifest = Manifest(str(BUNDLE), 1).with_topic(str(TOPIC), TopicSegments(trimmed=(3, 0)))
+    assert edit_of(basis, Compacted(1, (5, 0), ()), "compact-1")(manifest) is None

@@ -365,16 +365,27 @@ class BundleCatalog:
     ) -> CompactedRead:
         view = self.compacted(topic)
         assert view is not None
-        start = tuple(ledgers.position(request.first))
+        ordinal, behind = request.first, ledgers.ordinal_after(view.horizon)
+        while ordinal < behind:
+            place = await self._viewed_row(view, ledgers.position(ordinal))
+            if place is None:
+                break
+            block, row = place
+            position = block.ledgers[row], block.entries[row]
+            if ledgers.known(position) is not None:
+                return _consecutive(block, row, ledgers, request.entries)
+            # The topic has lost this entry with a log file whose loss was accepted.
+            ordinal = ledgers.clamp_known(position)
+        return CompactedRead(behind, [], [], [], [])
+
+    async def _viewed_row(self, view: Compacted, start: Position) -> tuple[Block, int] | None:
+        """The block of a view and the row in it with its first entry from `start` on."""
         for reference in view.segments:
-            if reference.last < start:
-                continue
-            segment = await self._segments.segment(reference)
-            number = segment.block_at_or_after(start)
-            block = await segment.block(number)
-            row = block.row_at_or_after(*start)
-            return _consecutive(block, row, ledgers, request.entries)
-        return CompactedRead(ledgers.ordinal_after(view.horizon), [], [], [], [])
+            if reference.last >= start:
+                segment = await self._segments.segment(reference)
+                block = await segment.block(segment.block_at_or_after(start))
+                return block, block.row_at_or_after(*start)
+        return None
 
     async def last_compacted(
         self, topic: str, ledgers: LedgerTable

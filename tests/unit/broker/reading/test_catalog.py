@@ -12,9 +12,16 @@ from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.errors import CorruptData, StoreError
 from magnetar.metadata import keys
 from magnetar.storage import names
-from magnetar.storage.manifest import Compacted, commit_manifest, load_manifest
-from magnetar.storage.segments.format import BLOCK_ROWS_MAX
+from magnetar.storage.manifest import (
+    Compacted,
+    SegmentReference,
+    commit_manifest,
+    load_manifest,
+)
+from magnetar.storage.segments.format import BLOCK_ROWS_MAX, Row
+from magnetar.storage.segments.segment import SegmentWriter
 from magnetar.topics.dispatch.base import ReadRequest
+from magnetar.topics.ledgers import LedgerTable
 from magnetar.wire import requests
 from tests.support.brokers import CLOCK, TOPIC, open_peer
 from tests.support.sealed_topics import NAME, number_of, payload, world
@@ -148,6 +155,29 @@ async def test_a_compacted_reader_gets_survivors_and_then_the_log(
         )
         assert await found.read_compacted(len(expected)) == expected
         assert await found.last_entry(read_compacted=True) == 21
+
+
+async def test_entries_of_a_view_that_the_topic_has_lost_are_passed_over(tmp_path: Path) -> None:
+    """A log file was lost, and its loss accepted: the view still has what it held, and no reader
+    stops there."""
+    async with world(tmp_path, 1) as found:
+        lost = found.ledger + 2
+        ledgers = LedgerTable([(found.ledger, 5), (found.ledger + 4, 5)])
+        rows = [(found.ledger, 1), (lost, 0), (lost, 7), (found.ledger + 4, 2)]
+        writer = SegmentWriter({"topic": str(NAME)})
+        for ledger, number in rows:
+            writer.add(Row(ledger, number, -1, 1, 1, 1, 0, None, payload(number)))
+        data = b"".join(writer.finish()[0])
+        name = names.segment(found.bundle, "view")
+        assert await found.broker.context.volume.put_if_absent(name, data)
+        reference = SegmentReference(name, len(data), 4, len(data), rows[0], rows[-1])
+        await found.commit(Compacted(1, (found.ledger + 4, 3), (reference,)))
+        catalog = await BundleCatalog.open(found.broker.context, found.bundle)
+        got = []
+        for first in (0, 2, 8):
+            read = await catalog.read_compacted(str(NAME), ledgers, ReadRequest(first, 10))
+            got.append((read.first, list(map(bytes, read.entries))))
+        assert got == [(1, [payload(1)]), (7, [payload(2)]), (9, [])]
 
 
 @pytest.mark.slow
