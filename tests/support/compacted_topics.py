@@ -19,6 +19,7 @@ from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.storage.manifest import Compacted
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import parse_entry
@@ -45,14 +46,16 @@ class Keyed:
     history: History = field(default_factory=lambda: History(random.Random(5)))
     sequence: int = 0
 
-    async def publish(self, *entries: Described) -> list[tuple[int, int]]:
+    async def publish(self, *entries: Described, txn: TxnId | None = None) -> list[tuple[int, int]]:
         """Send the entries; where they are."""
         found = []
         for described in entries:
             count = max(1, parse_entry(described.data).metadata.num_messages_in_batch)
             is_chunk = described.chunk is not None
             self.peer.write(
-                requests.send(1, self.sequence, described.data, messages=count, chunk=is_chunk)
+                requests.send(
+                    1, self.sequence, described.data, messages=count, chunk=is_chunk, txn=txn
+                )
             )
             receipt = (await self.peer.answer(Type.SEND_RECEIPT)).send_receipt
             found.append((receipt.message_id.ledgerId, receipt.message_id.entryId))

@@ -18,9 +18,11 @@ from magnetar.compaction.newest import Newest
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.storage.segments.format import Row
+from magnetar.transactions.ids import TxnId
 from tests.spark.histories import Sent, reference
 from tests.support.brokers import CLOCK
-from tests.support.compacted_topics import Keyed, keyed_topic
+from tests.support.compacted_topics import NAME, Keyed, keyed_topic
+from tests.support.transacting import ended as ended_in
 
 
 async def test_a_reader_of_the_view_gets_the_latest_of_each_key_and_the_tail(
@@ -77,6 +79,31 @@ async def test_batches_lose_single_messages(tmp_path: Path) -> None:
         await topic.single("a", b"3")
         await topic.compact()
         assert await topic.read() == [("b", b"2"), ("a", b"3")]
+
+
+async def test_messages_of_transactions_count_from_their_commit_on(tmp_path: Path) -> None:
+    """An open transaction holds nothing, an aborted one is never seen, and the order is that of
+    commits: redpanda #16295, and what was sent first wins if it is committed last."""
+    async with keyed_topic(tmp_path) as topic:
+        history, peer = topic.history, topic.peer
+        await topic.single("a", b"1")
+        for number, (key, value) in enumerate((("b", b"1"), ("a", b"lost"), ("a", b"2")), 1):
+            await topic.publish(history.single(key, value), txn=TxnId(0, number))
+        await topic.compact()
+        assert await topic.read() == [("a", b"1")]
+        await topic.single("b", b"0")
+        await ended_in(peer, TxnId(0, 1), commit=True)
+        await ended_in(peer, TxnId(0, 2), commit=False)
+        await topic.compact()
+        assert await topic.read() == [("a", b"1"), ("b", b"1")]
+        await topic.trim()
+        await ended_in(peer, TxnId(0, 3), commit=True)
+        assert await topic.read() == [("a", b"1"), ("b", b"1"), ("a", b"2")]
+        await topic.compact()
+        await topic.trim()
+        await topic.broker.service.roll(NAME)
+        await topic.round()
+        assert await topic.read() == [("b", b"1"), ("a", b"2")]
 
 
 async def test_the_last_id_is_that_of_the_last_survivor(tmp_path: Path) -> None:
