@@ -4,6 +4,7 @@ brokers are played by hand."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from dev.testbed.control_plane import EtcdProcess
+from magnetar.balance.advice import CPU, DOCUMENT, LoadAdvice, LoadForecast
 from magnetar.balance.load import LoadReport, Rates, Resource
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
-from magnetar.metadata.records import CordonRecord
+from magnetar.metadata.records import CordonRecord, DocumentsRecord
 from magnetar_operator.main import Operator
 from tests.apiserver.stage import (
     Brokers,
@@ -324,3 +326,47 @@ async def test_brokers_follow_their_load_until_another_one_writes_the_number(
             "nothing is told of a cluster that is gone",
             lambda: metric(play.operator, "replicas") is None,
         )
+
+
+async def test_brokers_come_ahead_of_the_load_by_a_forecast_that_is_sound(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """A document that is not is ignored, and both are said in status and condition."""
+
+    async with AsyncExitStack() as stack:
+        play = await theatre(stack, scene, cluster_etcd)
+        pace = {"stabilizationWindowSeconds": 0}
+        autoscaling = {"enabled": True, "maxReplicas": 3, "scaleUp": pace}
+        await play.serve(cluster_etcd, 1, autoscaling=autoscaling)
+        await play.register(1)
+        await stack.enter_async_context(play.reporting(1, 0.4))
+        key = keys.documents(DOCUMENT)
+        await play.brokers.store.put(key, DocumentsRecord({DOCUMENT: {"made_ms": -1}}).encode())
+        play.look_again("with nonsense")
+        shown = await until(
+            "it is ignored",
+            lambda: (
+                found if (found := play.status().get("autoscaling", {})).get("forecast") else None
+            ),
+        )
+        assert shown["forecast"].startswith("Ignored: ")
+        assert shown["decision"] == "Steady"
+        now_ms = SystemClock().wall_ms()
+        rising = LoadForecast(CPU, now_ms, 600_000, (0.5, 0.95), ((0.5, 0.8), (0.6, 1.1)))
+        advice = LoadAdvice(now_ms, now_ms + 3_600_000, job="team/hourly", forecasts=(rising,))
+        record = DocumentsRecord({DOCUMENT: json.loads(advice.encode())})
+        await play.brokers.store.put(key, record.encode())
+        play.look_again("with a forecast")
+        await until("two brokers are wanted", lambda: scene.cluster()["spec"]["replicas"] == 2)
+        shown = await until(
+            "it is shown",
+            lambda: (
+                found
+                if (found := play.status()["autoscaling"])["forecast"].startswith("Used: ")
+                else None
+            ),
+        )
+        assert shown["forecast"].startswith("Used: by job team/hourly, made ")
+        assert shown["lastScale"] == "1 -> 2"
+        events = " ".join(scene.events("AutoscalingDecision"))
+        assert "forecast of load analytics for the next 900 s: cpu 110 % in all" in events

@@ -168,9 +168,9 @@ class Broker:
         self._keep_up("marks of deletions", self.deletion_marks.run)
         expose_watermarks(self.metrics, self._ports.clock, self.ownership.owned)
         usage = self._ports.usage
-        for name, run in load_work(
-            self.context, self.views, self.ownership, usage, lambda: self.lease_id
-        ):
+        load = load_work(self.context, self.views, self.ownership, usage, lambda: self.lease_id)
+        self._last_work = load.last
+        for name, run in load.tasks:
             self._keep_up(name, run)
         self._keep_up("life of topics", TopicExpiry(self.context, self.ownership).run)
         if self._identity.listeners.reread is not None:
@@ -232,6 +232,7 @@ class Broker:
         """Planned end: drain, transfer, seal, give up lease and claim."""
         if self.ready and self._drain is not None:
             await self._drain.drain("broker stops")
+            await self._last_work()
         if not self._ended.done():
             self._ended.set_result("stopped")
         await self.close()

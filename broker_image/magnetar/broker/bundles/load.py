@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -80,15 +80,23 @@ def _encoded(report: LoadReport) -> bytes:
     return encoded
 
 
+@dataclass(frozen=True, slots=True)
+class LoadWork:
+    """What a broker does about its load: `tasks` by name, for as long as it lives, and `last`, once,
+    when it stops by plan."""
+
+    tasks: tuple[tuple[str, Callable[[], Coroutine[Any, Any, None]]], ...]
+    last: Callable[[], Coroutine[Any, Any, None]]
+
+
 def load_work(
     context: BrokerContext,
     views: ClusterViews,
     ownership: Ownership,
     usage: Usage,
     lease: Callable[[], int],
-) -> tuple[tuple[str, Callable[[], Coroutine[Any, Any, None]]], ...]:
-    """What a broker does about its load, by name: reports, splits of what is too hot, and
-    merges of what is cold."""
+) -> LoadWork:
+    """Reports and their history, splits of what is too hot, and merges of what is cold."""
     sampler = LoadSampler(
         context, ownership.owned, ownership.reports, usage, ownership.recent_moves
     )
@@ -98,4 +106,5 @@ def load_work(
     decisions = DecisionLog(context)
     merger = LoadMerger(context, sight, sampler, settings, ownership.merge, decisions)
     splitter = LoadSplitter(context, sight, sampler, settings, ownership.split, merger, decisions)
-    return ("load report", reporter.run), ("splits by load", splitter.run)
+    tasks = ("load report", reporter.run), ("splits by load", splitter.run)
+    return LoadWork(tasks, history.save_last)

@@ -9,6 +9,7 @@ written at a time, however many bundles there are; a volume that fails costs sam
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ UNSAVED_BYTES_MAX = 32 << 20
 """Of samples that wait for storage."""
 BUNDLES_PER_TURN = 500
 GZIP_LEVEL = 6
+LAST_S = 2.0
+"""What a stop waits for the last samples."""
 Counts = tuple[int, int, int, int]
 
 
@@ -77,6 +80,14 @@ class LoadHistory:
         for _ in samples:
             self._unsaved.popleft()
         context.metrics.balance.samples.labels("written").inc(len(samples))
+
+    async def save_last(self) -> None:
+        """Write what waits, if storage takes it soon: the broker stops."""
+        try:
+            async with asyncio.timeout(LAST_S):
+                await self.save()
+        except TimeoutError:
+            log.warning("load_history.not_written", samples=len(self._unsaved), error="too slow")
 
     async def _take(self, report: LoadReport, seconds: float, cores: float) -> None:
         turns, found = Turns(BUNDLES_PER_TURN), list[tuple[BundleLoad, Rates]]()

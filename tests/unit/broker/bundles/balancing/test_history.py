@@ -120,6 +120,24 @@ def test_a_broken_or_full_volume_costs_samples_only(monkeypatch: Any) -> None:
     assert kept.counted("dropped") > 5
 
 
+def test_what_waits_is_written_by_a_planned_stop() -> None:
+    """And a volume that never answers does not hold the stop up."""
+    kept = Kept()
+    kept.stage.serve(NAME, *TOPICS)
+    kept.report(60)
+    assert not kept.shelf.stored
+    asyncio.run(kept.history.save_last())
+    assert len(kept.samples()) == 1
+
+    async def never(_name: str, _data: bytes) -> bool:
+        await asyncio.sleep(60)
+        return True
+
+    kept.report(60)
+    kept.shelf.put_if_absent = never  # type: ignore[method-assign]
+    asyncio.run(asyncio.wait_for(kept.history.save_last(), 10))
+
+
 def test_zero_keeps_no_history() -> None:
     kept = Kept(history_sample_s=0.0)
     kept.stage.serve(NAME, *TOPICS)
