@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from magnetar.storage.log.framing import Encoded
     from magnetar.storage.log.writer import Durable
     from magnetar.storage.manifest import Compacted
-    from magnetar.topics.dispatch.base import ReadRequest
+    from magnetar.topics.dispatch.base import Delivery, ReadRequest
     from magnetar.topics.ledger_ids import LedgerIds
     from magnetar.topics.ledgers import Position
     from magnetar.topics.producers import Grant
+    from magnetar.topics.rates import TokenBucket
     from magnetar.topics.subscription import Subscription
     from magnetar.topics.topic import Topic
     from magnetar.wire.checksum import Buffer
@@ -344,6 +345,7 @@ class TopicPolicies(Protocol):
     """Where a topic finds its policies."""
 
     def topic(self, name: TopicName, properties: Mapping[str, str]) -> Policies: ...
+    def group(self, name: str) -> GroupRates | None: ...
 
 
 class Entries(Protocol):
@@ -371,6 +373,32 @@ class FollowedWatermarks(Protocol):
     ) -> dict[str, Any]: ...
 
 
+class Throttles(Protocol):
+    """Rates of a topic, as its producers and subscriptions see them; see `topics.throttles`."""
+
+    topic_waits: int
+    subscription_waits: dict[str, int]
+
+    def published(self, session: AttachedProducer, run: SendRun) -> None: ...
+    def room(self, subscription: ServedSubscription, entries: int) -> int: ...
+    def delivered(
+        self,
+        subscription: ServedSubscription,
+        deliveries: Sequence[Delivery],
+        first: int,
+        entries: Sequence[memoryview],
+    ) -> None: ...
+
+
+class GroupRates(Protocol):
+    """What the topics of a resource group share; see `topics.throttles`."""
+
+    @property
+    def publish(self) -> TokenBucket: ...
+    @property
+    def dispatch(self) -> TokenBucket: ...
+
+
 class ServedTopic(Protocol):
     """A topic in service, as its producers' side, its subscriptions and its bundle see it."""
 
@@ -390,6 +418,8 @@ class ServedTopic(Protocol):
     def reader(self) -> Entries: ...
     @property
     def policies(self) -> Policies: ...
+    @property
+    def throttles(self) -> Throttles | None: ...
     @property
     def partition(self) -> int: ...
     @property

@@ -15,6 +15,7 @@ from typing import Any
 
 from magnetar.broker.commands.sessions import ConsumerSession, ProducerSession
 from magnetar.broker.commands.statistics import consumer_rates
+from magnetar.broker.ports import Throttles
 from magnetar.broker.topics.compaction_state import CompactionState
 from magnetar.broker.topics.publish_times import publish_ms_of
 from magnetar.broker.topics.subscription_host import SubscriptionHost
@@ -135,7 +136,7 @@ def topic_stats(host: TopicHost, wanted: Wanted = ALL) -> dict[str, Any]:
         "backlogQuotaLimitSize": quota.limit_bytes,
         "backlogQuotaLimitTime": age.limit_s,
         "earliestMsgPublishTimeInBacklogs": 0,
-        "publishRateLimitedTimes": 0,
+        "publishRateLimitedTimes": host.throttles.publish_waits if host.throttles else 0,
         "ongoingTxnCount": sum(1 for _ in buffer.open_transactions()) if buffer is not None else 0,
         "abortedTxnCount": buffer.fences.aborted() if buffer is not None else 0,
         "nonContiguousDeletedMessagesRanges": sum(
@@ -315,10 +316,7 @@ def _subscription_stats(host: SubscriptionHost, wanted: Wanted) -> dict[str, Any
         "lastMarkDeleteAdvancedTimestamp": host.traffic.advanced_ms,
         "nonContiguousDeletedMessagesRanges": core.cursor.range_count,
         "consumersAfterMarkDeletePosition": {},
-        "dispatchThrottledBytesEventsBySubscriptionLimit": 0,
-        "dispatchThrottledBytesEventsByTopicLimit": 0,
-        "dispatchThrottledMsgEventsBySubscriptionLimit": 0,
-        "dispatchThrottledMsgEventsByTopicLimit": 0,
+        **_throttled(host.topic.throttles, core.name),
         "subscriptionProperties": dict(core.properties),
         "consumers": consumers if wanted.consumers else [],
     }
@@ -329,6 +327,18 @@ def _subscription_stats(host: SubscriptionHost, wanted: Wanted) -> dict[str, Any
         found["keySharedMode"] = policies[0].mode.name
         found["allowOutOfOrderDelivery"] = policies[0].out_of_order
     return found
+
+
+def _throttled(throttles: Throttles | None, name: str) -> dict[str, int]:
+    """How often rates made a delivery wait; of messages or bytes alike."""
+    return {
+        f"dispatchThrottled{unit}EventsBy{level}Limit": count
+        for level, count in (
+            ("Topic", throttles.topic_waits if throttles else 0),
+            ("Subscription", throttles.subscription_waits.get(name, 0) if throttles else 0),
+        )
+        for unit in ("Msg", "Bytes")
+    }
 
 
 async def read_earliest(host: TopicHost, stats: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ class Ownership:
         self._roller = LogRoller(context)
         self.registry = TopicRegistry(context, views)
         self._served = ServedBundles(context, self.registry)
-        self.policies = EffectivePolicies(context.settings, views, self.owned)
+        self.policies = EffectivePolicies(context.settings, views, self.owned, context.clock)
         self.balance = BalanceSettings(context, views)
         self.reports, self.recent_moves = Reports(context.clock, views), RecentMoves()
         self.assigner = Assigner(context, views, self.reports, self.balance)

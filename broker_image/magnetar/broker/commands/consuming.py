@@ -87,7 +87,7 @@ class Consuming:
         pending[consumer_id] = request.request_id
         host = None
         try:
-            host = await self._open(request)
+            host = await self._open(request, connection.peer)
             if not await self._attach(connection, request, host):
                 return  # closed by the client while it waited
         finally:
@@ -103,12 +103,14 @@ class Consuming:
         if request.watermarks and session is not None and host.topic.watermarks is not None:
             host.topic.watermarks.attached(session, host)
 
-    async def _open(self, request: api.CommandSubscribe) -> SubscriptionHost:
+    async def _open(self, request: api.CommandSubscribe, peer: str) -> SubscriptionHost:
         """The subscription, as it is durable. Raises what SUBSCRIBE may be refused with."""
         topic = await self._topics.open_topic(
             TopicName.parse(request.topic), create=request.force_topic_creation
         )
         _check_policies(topic, request)
+        if topic.throttles is not None:
+            topic.throttles.check_subscribe(peer, request.consumer_name, request.consumer_id)
         await self._schemas.check_consumer(
             topic, request.schema if request.HasField("schema") else None
         )

@@ -87,6 +87,8 @@ class ProducerSession:
             self.topic.publish(self, run)
         else:
             publish_in_transaction(self.topic, self, run, run.txn)
+        if self.topic.throttles is not None:
+            self.topic.throttles.published(self, run)
 
     def rates(self) -> Sequence[float]:
         """Messages and bytes per second since the last request, or over a moment."""

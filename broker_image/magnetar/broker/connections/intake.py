@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-DISK, REQUESTS, TURN, PEER = 1, 2, 4, 8
+DISK, REQUESTS, TURN, PEER, RATE = 1, 2, 4, 8, 16
 """Reasons, as bits: too much waits for the disk, too many requests wait for their answers, other
-connections have their turn, the peer does not read."""
+connections have their turn, the peer does not read, a rate of publishing is used up."""
 
 
 class Intake:

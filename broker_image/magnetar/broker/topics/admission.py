@@ -70,7 +70,10 @@ class Admission:
         """Policies or properties of the topic may have changed."""
         policies = self._topic.policies
         self.refusing = bool(
-            policies.encryption_required or policies.max_message_bytes or self._terminated
+            policies.encryption_required
+            or policies.max_message_bytes
+            or policies.delayed_delivery.max_delay_ms
+            or self._terminated
         )
         self.guarded = (
             self.refusing or self._deduplicates or self._topic.core.deduplication is not None
@@ -151,6 +154,12 @@ class Admission:
                 WireCode.NOT_ALLOWED,
                 f"Exceed maximum message size of {policies.max_message_bytes} bytes",
             )
+        latest_ms = policies.delayed_delivery.max_delay_ms
+        if latest_ms and _deliver_at_ms(entry) > self._topic.context.clock.wall_ms() + latest_ms:
+            return (
+                WireCode.NOT_ALLOWED,
+                f"Exceeds max allowed delivery delay of {latest_ms} milliseconds",
+            )
         if policies.encryption_required and not _is_encrypted(entry):
             return WireCode.METADATA, "Messages must be encrypted"
         return None
@@ -228,6 +237,13 @@ def is_whole(entry: memoryview, *, alone: bool = False) -> bool:
         return True
     chunks = metadata.num_chunks_from_msg
     return chunks <= 1 or (not alone and metadata.chunk_id == chunks - 1)
+
+
+def _deliver_at_ms(entry: memoryview) -> int:
+    try:
+        return parse_metadata(entry).deliver_at_time
+    except ProtocolError:
+        return 0
 
 
 def _is_encrypted(entry: memoryview) -> bool:

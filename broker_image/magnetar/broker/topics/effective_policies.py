@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from magnetar.errors import InvalidRequest
+from magnetar.broker.topics.throttles import GroupRates, ResourceGroups
+from magnetar.clock import Clock
+from magnetar.errors import InvalidRequest, NotOffered
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
+from magnetar.metadata.records import RESOURCE_GROUPS
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import InactiveTopic, Policies, effective, readable
 from magnetar.policy_shapes import NO_SUBSCRIPTIONS
@@ -46,7 +49,11 @@ class EffectivePolicies:
     """Policies by namespace and topic, as of the views."""
 
     def __init__(
-        self, settings: BrokerSettings, views: ClusterViews, owned: Mapping[str, ServedBundle]
+        self,
+        settings: BrokerSettings,
+        views: ClusterViews,
+        owned: Mapping[str, ServedBundle],
+        clock: Clock,
     ) -> None:
         """`owned` are the bundles served here, whose topics are notified when their policies may
         have changed."""
@@ -57,6 +64,18 @@ class EffectivePolicies:
         must check again."""
         for view in (views.namespaces, views.policies):
             view.listen(self._changed)
+        self._groups = ResourceGroups(views, clock)
+        views.documents.listen(self._documents_changed)
+
+    def group(self, name: str) -> GroupRates | None:
+        """What the topics of a resource group share at this broker; None if it is not there."""
+        return self._groups.rates(name)
+
+    def _documents_changed(self, names: list[str]) -> None:
+        if RESOURCE_GROUPS in names:
+            self.version += 1
+            for owned in self._owned.values():
+                owned.refresh_policies()
 
     def _changed(self, names: list[str]) -> None:
         self.version += 1
@@ -95,6 +114,6 @@ class EffectivePolicies:
     def _merge(self, what: str, namespace: Mapping[str, Any], topic: Mapping[str, Any]) -> Policies:
         try:
             return effective(self._defaults, namespace, topic)
-        except InvalidRequest as error:
+        except (InvalidRequest, NotOffered) as error:
             log.error("policies.invalid", what=what, error=str(error))
             return effective(self._defaults, readable(namespace), readable(topic))

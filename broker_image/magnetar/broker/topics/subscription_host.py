@@ -234,8 +234,7 @@ class SubscriptionHost:
     def _deliver_what_is_due(self) -> None:
         settings = self.topic.context.settings
         entries_left, bytes_left = settings.read_batch_entries_max, settings.write_buffer_bytes_max
-        # One turn's messages are written at its end: only then is a connection's buffer known to be
-        # full.
+        # One turn's messages are written at its end: only then a connection's buffer may be full.
         for _ in range(READS_MAX):
             if entries_left <= 0 or bytes_left <= 0:
                 break
@@ -262,6 +261,9 @@ class SubscriptionHost:
 
     def _next_read(self, limit_entries: int) -> ReadRequest | None:
         self._looked_ms = self.topic.context.clock.wall_ms()
+        throttles = self.topic.throttles
+        if throttles is not None and not (limit_entries := throttles.room(self, limit_entries)):
+            return None
         return self.core.next_read(limit_entries, self._looked_ms)
 
     def _begin_reading(self, reading: Callable[[], Awaitable[bool]]) -> None:
@@ -360,6 +362,8 @@ class SubscriptionHost:
                 self._take_back(deliveries[index:])
                 raise
         if deliveries:
+            if (throttles := self.topic.throttles) is not None:
+                throttles.delivered(self, deliveries, first, entries)
             return True
         # By the time of that decision: an entry that was deferred, and is due by now, would look as
         # if it had not been.

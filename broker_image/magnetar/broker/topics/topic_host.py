@@ -25,6 +25,7 @@ from magnetar.broker.topics.message_sender import MessageSender
 from magnetar.broker.topics.producers import Publishing
 from magnetar.broker.topics.published_run import PublishedRun
 from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.topics.throttles import throttles_of
 from magnetar.broker.topics.topic_limits import dispatch_limits
 from magnetar.broker.topics.topic_reader import TopicReader
 from magnetar.broker.topics.traffic import TopicTraffic
@@ -85,6 +86,7 @@ class TopicHost:
         for recovered in self.subscriptions.values():
             recovered.recorded = True
         self.watermarks = ServedWatermarks(self, timeline) if timeline is not None else None
+        self.throttles = throttles_of(self, None)
 
     @property
     def frozen(self) -> bool:
@@ -142,6 +144,9 @@ class TopicHost:
         self.policies = self.bundle.policies.topic(self.name, self.core.properties)
         self.core.limit(self._dispatch_limits())
         self.admission.refresh()
+        before, self.throttles = self.throttles, throttles_of(self, self.throttles)
+        if before is not None and before is not self.throttles:
+            before.stop()
         if self.watermarks is not None:
             self.watermarks.refresh_policies()
         self.publishing.refresh()
