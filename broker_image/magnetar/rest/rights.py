@@ -55,7 +55,10 @@ OPEN = (
     "/admin/v2/brokers/version",
 )
 METRICS = ("/metrics", "/metrics/")
-ANYBODY = ("/admin/v2/clusters",)
+ANYBODY = (
+    "/admin/v2/clusters",
+    "/admin/v3/transactions/transactionMetadata/{most}/{least}",  # of their own transactions
+)
 SUPER = (
     "/magnetar/v1/status",
     "/magnetar/v1/damage",
@@ -77,7 +80,6 @@ SUPER = (
     "/admin/v3/transactions/coordinatorStats",
     "/admin/v3/transactions/coordinatorInternalStats/{tcid}",
     "/admin/v3/transactions/transactionCoordinator/replicas",
-    "/admin/v3/transactions/transactionMetadata/{most}/{least}",
     "/admin/v3/transactions/slowTransactions/{timeout}",
     "/admin/v3/transactions/abortTransaction/{most}/{least}",
     "/admin/v2/brokers",

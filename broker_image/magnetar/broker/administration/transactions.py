@@ -10,6 +10,7 @@ here; a coordinator that does not answer is named, not left out.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 from urllib.parse import urlencode
 
@@ -22,6 +23,8 @@ from magnetar.coordinator.probes import INTERNAL
 from magnetar.errors import (
     InvalidRequest,
     MagnetarError,
+    NotAuthorized,
+    NotAuthorizedByRole,
     ServiceNotReady,
     SubscriptionNotFound,
     TransactionCoordinatorNotFound,
@@ -34,9 +37,15 @@ from magnetar.metadata.records import (
     CoordinatorSetRecord,
 )
 from magnetar.names import TopicName
+from magnetar.security.authorization import Place, Principal, Right
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome
 from magnetar.transactions.topic.pending_acks import PendingAcks
+
+_NOT_YOURS = (
+    f"Unauthorized: a transaction that another role began needs {Right.SUPER.value}, which this "
+    "role is not granted; ask an administrator of the cluster"
+)
 
 
 class TransactionFacts:
@@ -99,6 +108,24 @@ class TransactionFacts:
             )
         found: dict[str, Any] = await self._ask(txn.most, "GET", f"/transactions/{txn.least}")
         return found
+
+    async def transaction_for(self, txn: TxnId, principal: Principal | None) -> dict[str, Any]:
+        """As `transaction`, for a super user, or for the role that began it; None: nobody is asked
+        who they are. Raises NotAuthorizedByRole for all others, whether it is there or not."""
+        guard, found = self._site.broker.guard, None
+        # a standalone server's coordinator is not started for a role that may see nothing of it
+        claim = await self._site.broker.context.store.get(keys.coordinator_claim(txn.most))
+        if claim is not None:
+            with contextlib.suppress(TransactionNotFound):
+                found = await self.transaction(txn)
+        roles = (principal.original or principal.role,) if principal is not None else ()
+        own = found is not None and found["owner"] in roles
+        if principal is not None and guard is not None and not own:
+            try:
+                await guard.require(principal, Right.SUPER, "", Place(), _NOT_YOURS)
+            except NotAuthorized as error:
+                raise NotAuthorizedByRole(_NOT_YOURS) from error
+        return found if found is not None else await self.transaction(txn)
 
     async def abort_transaction(self, txn: TxnId) -> None:
         """As `CoordinatorInspection.abort`. Raises TransactionNotFound, NotAllowed if it is

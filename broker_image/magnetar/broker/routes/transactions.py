@@ -17,6 +17,7 @@ from fastapi import APIRouter, Query, Request
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.coordinator.probes import LISTED, LISTED_MAX
 from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady, UnsupportedCommand
+from magnetar.hosting.audit import PRINCIPAL
 from magnetar.names import TopicName
 from magnetar.rest.answers import NO_CONTENT, PersistentTopic
 from magnetar.rest.rights import Asked
@@ -79,9 +80,11 @@ def _add_coordinators(router: APIRouter, admin: BrokerAdministration) -> None:
 
 def _add_transactions(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{PULSAR}/transactionMetadata/{{most}}/{{least}}")
-    async def metadata(most: int, least: int) -> dict[str, Any]:
-        """Return a transaction, or, while it is remembered, how it has ended."""
-        return _metadata(await admin.transactions.transaction(TxnId(most, least)))
+    async def metadata(most: int, least: int, request: Request) -> dict[str, Any]:
+        """Return a transaction, or, while it is remembered, how it has ended: to super users, and
+        to the role that began it."""
+        txn, principal = TxnId(most, least), request.scope.get(PRINCIPAL)
+        return _metadata(await admin.transactions.transaction_for(txn, principal))
 
     @router.get(f"{PULSAR}/slowTransactions/{{timeout}}")
     async def slow(timeout: int, tcid: Tcid = None) -> dict[str, Any]:
