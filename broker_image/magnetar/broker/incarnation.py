@@ -69,12 +69,8 @@ class Broker:
         settings: BrokerSettings,
         beside: Beside | None = None,
     ) -> None:
-        self._ports, self._identity, self._settings, self._beside = (
-            ports,
-            identity,
-            settings,
-            beside,
-        )
+        self._ports, self._identity = ports, identity
+        self._settings, self._beside = settings, beside
         self.metrics = BrokerMetrics()
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -7,7 +7,7 @@ partitions.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -325,7 +325,7 @@ def compact(
         session.rest.put(path)
     found = session.rest.get(path)
     while wait and found["status"] == "RUNNING":
-        time.sleep(COMPACTION_POLL_S)
+        threading.Event().wait(COMPACTION_POLL_S)
         found = session.rest.get(path)
     if found["status"] == "ERROR":
         raise CommandFailed(f"the compaction of {name} has failed: {found['lastError']}")

@@ -41,7 +41,7 @@ class TableView(Mapping[str, T], Generic[T]):
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Keys; the view must not change meanwhile: no `await` in the loop, or loop over
+        """Keys; the view must not change concurrently: no `await` in the loop, or loop over
         `list(view)`."""
         return iter(self._values)
 
