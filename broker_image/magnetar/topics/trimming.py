@@ -1,8 +1,8 @@
 """How a topic drops its first entries.
 
-Owns: the properties that say so, and what they mean for its ledgers. Imports: ledgers. Pure.
+Owns: the properties that say so, and what they mean for its ledgers. Imports: errors, ledgers. Pure.
 Invariants: what was dropped stays dropped; a compacted view keeps the positions of what it has of
-dropped entries, until it is dropped itself.
+dropped entries, until it is dropped itself; a view that has been lost is an error, never empty.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from magnetar.errors import CorruptData
 from magnetar.topics.ledgers import (
     TRIMMED,
     LedgerTable,
@@ -74,3 +75,18 @@ def stands_for(topic: Trimmable, horizon: tuple[int, int]) -> bool:
     if trimmed is not None:
         return position_of_text(trimmed) <= horizon
     return ledgers.ordinal_after(horizon) > ledgers.first
+
+
+def check_view(topic: Trimmable, name: str, horizon: tuple[int, int] | None) -> None:
+    """Whether the compacted view, up to `horizon` (None: there is none), is as new as the one
+    behind which the topic has dropped entries. Raises CorruptData."""
+    trimmed = topic.properties.get(TRIMMED)
+    if trimmed is None or VIEWED_AFTER not in topic.properties:
+        return
+    if horizon is None or horizon < position_of_text(trimmed):
+        raise CorruptData(
+            f"topic {name} has dropped its entries up to {trimmed}, which a compacted view holds, "
+            "and the manifest of its bundle has no view up to there; restore that manifest from a "
+            "backup, or truncate the topic",
+            topic=name,
+        )

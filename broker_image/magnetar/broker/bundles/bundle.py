@@ -52,7 +52,7 @@ from magnetar.storage.manifest import Compacted
 from magnetar.storage.turns import Turns
 from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.topics.topic import Topic
-from magnetar.topics.trimming import stands_for
+from magnetar.topics.trimming import check_view, stands_for
 from magnetar.watermarks.replay import TopicWatermarks
 
 log = structlog.get_logger(__name__)
@@ -277,7 +277,7 @@ class OwnedBundle:
 
     async def compacted_view(self, topic: ServedTopic) -> Compacted | None:
         """The compacted view of a topic, as of a moment ago: jobs commit beside us. Raises
-        StoreError, StorageError.
+        StoreError, StorageError, CorruptData if it was lost.
 
         That of an earlier incarnation of its name is none, nor one that the topic was truncated
         behind.
@@ -286,7 +286,13 @@ class OwnedBundle:
         if now >= self._manifest_due:
             await self.catalog.refresh()
             self._manifest_due = now + MANIFEST_AGE_MAX_S
+        self.check_view(topic)
         return self.known_view(topic)
+
+    def check_view(self, topic: ServedTopic) -> None:
+        """Raises CorruptData if the compacted view was lost that has what the topic dropped."""
+        view = self.catalog.compacted(str(topic.name))
+        check_view(topic.core, str(topic.name), view.horizon if view is not None else None)
 
     def known_view(self, topic: ServedTopic) -> Compacted | None:
         """As `compacted_view`, as far as this broker knows."""

@@ -258,11 +258,12 @@ class Consuming:
 
 async def _look_for_compaction(topic: TopicHost) -> None:
     """Jobs commit at any time: a reader of the compacted view gets the newest one, or the known one
-    while the store is unavailable."""
+    while the store is unavailable. Raises CorruptData if it was lost."""
     try:
         await topic.bundle.catalog.refresh()
     except (StoreError, StorageError) as error:
         log.warning("manifest.refresh_delayed", topic=str(topic.name), error=str(error))
+    topic.bundle.check_view(topic)
 
 
 def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:

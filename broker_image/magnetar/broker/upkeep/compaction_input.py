@@ -49,6 +49,7 @@ class CompactionPlan:
         """
         catalog, core = host.bundle.catalog, host.core
         await catalog.refresh()
+        host.bundle.check_view(host)
         manifest, ledgers = catalog.manifest, core.ledgers
         found = manifest.topic(str(host.name))
         view = found.compacted

@@ -18,6 +18,7 @@ from magnetar.errors import CorruptData, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import MetadataStore
+from magnetar.storage.manifest import TopicSegments, commit_manifest
 from tests.support.brokers import Type, open_peer
 from tests.support.compacted_topics import Keyed, keyed_topic
 
@@ -139,6 +140,44 @@ async def test_a_lost_segment_of_the_view_fails_loudly(tmp_path: Path) -> None:
             await reader.subscribe(subscription="r", durable=False, read_compacted=True)
             answer = await reader.ask("get_last_message_id", consumer_id=1)
             assert answer.type == Type.GET_LAST_MESSAGE_ID_RESPONSE
+
+
+@pytest.mark.parametrize("older", [True, False])
+async def test_a_view_that_a_restore_has_lost_is_an_error_until_the_topic_is_truncated(
+    tmp_path: Path, older: bool
+) -> None:
+    """#26631: the manifest that came back has no view, or one from before the originals went.
+    Naive: readers get what is left, and the next run makes that the view."""
+    async with keyed_topic(tmp_path) as topic:
+        await topic.single("a", b"1")
+        await topic.compact()
+        before = await topic.view()
+        await topic.single("b", b"1")
+        await topic.compact()
+        await topic.trim()
+        host, context = await topic.host(), topic.broker.context
+        lost = TopicSegments(compacted=before if older else None)
+        await commit_manifest(
+            context.store,
+            context.volume,
+            context.clock,
+            host.bundle.name,
+            lambda manifest: manifest.with_topic(str(host.name), lost),
+        )
+        await topic.single("c", b"1")
+        await host.bundle.catalog.refresh()
+        with pytest.raises(CorruptData, match="no view up to there; restore that manifest"):
+            await topic.compact()
+        with pytest.raises(CorruptData, match="no view up to there"):
+            await topic.trim()
+        async with open_peer(topic.broker) as reader:
+            answer = await reader.subscribe(subscription="r", durable=False, read_compacted=True)
+            assert "no view up to there" in answer.error.message
+        assert await topic.read(read_compacted=False) == [("c", b"1")]
+        await host.truncate()
+        await topic.single("d", b"1")
+        await topic.compact()
+        assert await topic.read() == [("d", b"1")]
 
 
 async def test_a_topic_that_is_deleted_while_it_is_compacted_leaves_nothing(
