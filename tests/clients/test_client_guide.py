@@ -23,7 +23,7 @@ def test_every_block_of_the_guide_runs(
     found = [*client_guide.blocks(coordinators=False), *client_guide.blocks(coordinators=True)]
     for block in found:
         client_guide.run(block, shared_server.service_url)
-    assert len(found) == 8
+    assert len(found) == 10
     assert "b'first'" in capsys.readouterr().out
 
 

@@ -8,8 +8,10 @@ Imports: the rest of the package. Invariants: everything made by a client shares
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, Self
 
 from magnetar.client.attachment import Session
@@ -23,6 +25,7 @@ from magnetar.client.inbox import Inbox
 from magnetar.client.messages import EARLIEST, LATEST, MessageId
 from magnetar.client.outgoing import Batching
 from magnetar.client.partitions import Partitions
+from magnetar.client.patterns import MatchingTopics, TopicPattern
 from magnetar.client.pool import Pool
 from magnetar.client.producer import KeyHash, Producer, Route, Router, Routing
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
@@ -51,6 +54,9 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 OPERATION_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
+
+MATCHING_SHARES = 50
+"""A topic that a pattern names gets the queue of one of so many that share it."""
 
 
 class Client:
@@ -158,7 +164,7 @@ class Client:
 
     async def subscribe(
         self,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] | re.Pattern[str],
         subscription: str,
         *,
         schema: Schema[T] | None = None,
@@ -183,12 +189,14 @@ class Client:
         subscription is created if it does not exist.
 
         Of a list of topics, it receives from all of them, each with a subscription of this name;
-        ids of messages then name their topic. What the options mean: `ConsumerOptions`,
+        ids of messages then name their topic. So it does of a pattern, `re.compile` of
+        `tenant/namespace/REGEX`: of all persistent topics whose last part matches as a whole, and
+        of those that come later, which are looked for every `partitions_check_s`. What the options mean: `ConsumerOptions`,
         `RedeliveryBackoff`, `DeadLetterPolicy`. With `watermarks` it has those of event times, and
         `on_watermark` is called with each change. Raises InvalidRequest, the broker's refusal, or the
         last failure when the operation timeout is over; nothing stays attached then.
         """
-        topics = _topics(topic)
+        several = isinstance(topic, re.Pattern) or len(_topics(topic)) > 1
         options = ConsumerOptions(
             subscription=subscription,
             kind=SubscriptionType(type),
@@ -206,19 +214,43 @@ class Client:
             dead_letter=dead_letter,
             properties=properties or {},
             schema=BYTES if schema is None else schema,
-            topic_in_ids=len(topics) > 1,
+            topic_in_ids=several,
             watermarks=watermarks or on_watermark is not None,
         )
         inbox = Inbox(Watermarks(on_watermark) if options.watermarks else None)
-        subscribed = await self._subscribe_all(topics, inbox, options)
-        consumer: Consumer[T] = Consumer(subscribed, inbox, self._open.discard)
+        subscribed, matching = await self._attached(topic, inbox, options)
+        consumer: Consumer[T] = Consumer(subscribed, inbox, self._open.discard, matching)
         self._open.add(consumer)
         return consumer
 
+    async def _attached(
+        self, topic: str | Sequence[str] | re.Pattern[str], inbox: Inbox, options: ConsumerOptions
+    ) -> tuple[list[Subscribed], MatchingTopics | None]:
+        """The topics of a consumer, and what follows a pattern."""
+        if not isinstance(topic, re.Pattern):
+            return await self._subscribe_all(_topics(topic), inbox, options), None
+        matching = self._matching(TopicPattern.parse(topic), inbox, options)
+        await matching.begin()
+        return matching.subscribed, matching
+
+    def _matching(
+        self, pattern: TopicPattern, inbox: Inbox, options: ConsumerOptions
+    ) -> MatchingTopics:
+        async def subscribe(topic: str, own: Inbox, later: bool) -> Subscribed:
+            first = InitialPosition.EARLIEST if later else options.initial_position
+            how = replace(options, initial_position=first)
+            (found,) = await self._subscribe_all([topic], own, how, MATCHING_SHARES)
+            return found
+
+        partitions = self._partitions
+        return MatchingTopics(
+            lambda: partitions.matching(pattern), subscribe, inbox, self.clock, partitions.check_s
+        )
+
     async def _subscribe_all(
-        self, topics: Sequence[str], inbox: Inbox, options: ConsumerOptions
+        self, topics: Sequence[str], inbox: Inbox, options: ConsumerOptions, shares: int = 1
     ) -> list[Subscribed]:
-        """Subscribe to every topic, or to none."""
+        """Subscribe to every topic, or to none. They are so many of those that share an inbox."""
         policy, subscribed = options.dead_letter, list[Subscribed]()
         try:
             for name in topics:
@@ -228,7 +260,7 @@ class Client:
                     else DeadLetters(policy, name, options.subscription, self._dead_letter_producer)
                 )
                 partitions, growth = await self._partitions.consume(
-                    name, inbox, options, letters, of=len(topics)
+                    name, inbox, options, letters, of=max(shares, len(topics))
                 )
                 subscribed.append(Subscribed(name, partitions, growth, letters))
         except BaseException:  # cancelled, too: no unreachable consumer may stay attached

@@ -254,6 +254,7 @@ class Connection(asyncio.BufferedProtocol):
             Type.PRODUCER_SUCCESS: self._on_producer_success,
             Type.LOOKUP_RESPONSE: self._on_found,
             Type.PARTITIONED_METADATA_RESPONSE: self._on_found,
+            Type.GET_TOPICS_OF_NAMESPACE_RESPONSE: self._on_listed,
             Type.ACK_RESPONSE: self._on_response,
             Type.TC_CLIENT_CONNECT_RESPONSE: self._on_response,
             Type.NEW_TXN_RESPONSE: self._on_response,
@@ -316,6 +317,9 @@ class Connection(asyncio.BufferedProtocol):
         self._answer(
             found.request_id, failure_of(found.error, found.message) if failed else command
         )
+
+    def _on_listed(self, command: api.BaseCommand) -> None:
+        self._answer(command.get_topics_of_namespace_response.request_id, command)
 
     def _on_response(self, command: api.BaseCommand) -> None:
         """A response that carries its own error."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, Protocol
 
 from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.failures import AlreadyClosed
@@ -34,6 +34,13 @@ class Subscribed(NamedTuple):
     partitions: list[PartitionConsumer]
     growth: Growth
     dead_letters: DeadLetters | None = None
+
+
+class Matching(Protocol):
+    """What follows a pattern of topics."""
+
+    async def look(self) -> None: ...
+    async def stop(self) -> None: ...
 
 
 class _Receiver(Generic[T]):
@@ -115,16 +122,31 @@ class Consumer(_Receiver[T]):
         subscribed: Sequence[Subscribed],
         inbox: Inbox,
         on_closed: Callable[[Consumer[T]], None],
+        matching: Matching | None = None,
     ) -> None:
+        """`matching` changes `subscribed`, if a pattern names the topics."""
         assert all(found.partitions for found in subscribed), (
             "a topic has at least one partition to receive from"
         )
-        self.topics = tuple(found.topic for found in subscribed)
-        self.topic = ", ".join(self.topics)
-        self._subscribed = tuple(subscribed)
+        self._subscribed, self._matching = subscribed, matching
         self._by_name: dict[str, PartitionConsumer] = {}
         super().__init__(inbox)
         self._on_closed = on_closed
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Those it receives from now."""
+        return tuple(found.topic for found in self._subscribed)
+
+    @property
+    def topic(self) -> str:
+        """All of them, as one text."""
+        return ", ".join(self.topics)
+
+    async def look_for_topics(self) -> None:
+        """Look for topics that match its pattern now, beside the periodic look."""
+        if self._matching is not None:
+            await self._matching.look()
 
     @property
     def _partitions(self) -> Sequence[PartitionConsumer]:
@@ -142,12 +164,13 @@ class Consumer(_Receiver[T]):
     def one_by_one(self) -> bool:
         """Whether single messages are redelivered (Shared, Key_Shared), else everything
         unacknowledged."""
-        return self._partitions[0].one_by_one
+        return any(partition.one_by_one for partition in self._partitions)
 
     @property
     def end_of_topic(self) -> bool:
         """Whether the topic is terminated and everything was delivered."""
-        return all(partition.end_of_topic for partition in self._partitions)
+        partitions = self._partitions
+        return bool(partitions) and all(partition.end_of_topic for partition in partitions)
 
     async def batch_receive(
         self, messages_max: int = 100, timeout_s: float | None = None
@@ -252,13 +275,17 @@ class Consumer(_Receiver[T]):
                 if found.dead_letters is not None
             )
         )
+        if self._matching is not None:  # whose topics fail for themselves only
+            self._inbox.fail(AlreadyClosed("the consumer is closed; subscribe again"))
 
     async def _stop_growing(self) -> None:
+        if self._matching is not None:
+            await self._matching.stop()
         await asyncio.gather(*(found.growth.stop() for found in self._subscribed))
 
     def _origin(self, message: Message[T] | MessageId) -> tuple[PartitionConsumer, MessageId]:
         message_id = message.id if isinstance(message, Message) else message
-        if len(self._subscribed) > 1:
+        if len(self._subscribed) > 1 or self._matching is not None:
             return self._origin_by_name(message_id), message_id
         if len(self._partitions) == 1:
             return self._partitions[0], message_id

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from magnetar.client.attachment import Attachment, Session
 from magnetar.client.backoff import Backoff
@@ -19,12 +20,15 @@ from magnetar.client.failures import AlreadyClosed, ConnectionLost
 from magnetar.client.growth import Growth
 from magnetar.client.inbox import Inbox
 from magnetar.client.messages import EARLIEST, LATEST
+from magnetar.client.patterns import TopicPattern
+from magnetar.client.pool import Pool
 from magnetar.client.receiving import PartitionConsumer
 from magnetar.client.sending import PartitionProducer, ProducerOptions
 from magnetar.client.subscription_options import ConsumerOptions, InitialPosition
 from magnetar.errors import InvalidRequest, MagnetarError, Retry
 from magnetar.names import TopicName
 
+A = TypeVar("A")
 RECEIVE_QUEUE_MESSAGES_MAX = 50_000
 """Of all partitions that share an inbox."""
 
@@ -45,6 +49,21 @@ class Partitions:
 
     async def count(self, topic: str, *, create: bool = True) -> int:
         """As `Client.partitions`."""
+        name = str(TopicName.parse(topic))
+        return await self._asked(topic, lambda pool: pool.partitions(name, create=create))
+
+    async def matching(self, pattern: TopicPattern) -> set[str]:
+        """The topics that match a pattern now. Raises as `count`."""
+        namespace = str(pattern.namespace)
+        return pattern.topics(await self._asked(namespace, lambda pool: pool.topics(namespace)))
+
+    @property
+    def check_s(self) -> float | None:
+        """How often new partitions and topics are looked for."""
+        return self._check_s
+
+    async def _asked(self, topic: str, ask: Callable[[Pool], Awaitable[A]]) -> A:
+        """The answer of any broker, until the operation timeout."""
         self.check_open()
         session, backoff = self._session, Backoff(self._session.clock)
         last_failure: MagnetarError = ConnectionLost(
@@ -54,9 +73,7 @@ class Partitions:
             async with asyncio.timeout(session.operation_timeout_s):
                 while True:
                     try:
-                        return await session.pool.partitions(
-                            str(TopicName.parse(topic)), create=create
-                        )
+                        return await ask(session.pool)
                     except MagnetarError as failure:
                         if failure.retry is Retry.NEVER:
                             raise

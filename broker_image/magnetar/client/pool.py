@@ -191,6 +191,16 @@ class Pool:
         )
         return answer.partitioned_metadata_response.partitions
 
+    async def topics(self, namespace: str) -> list[str]:
+        """Persistent topics of a namespace, partitions one by one. Raises the error it is refused
+        with."""
+        connection = await self.get(self._address(self._service, False))
+        request_id = self.next_request_id()
+        answer = await connection.request(
+            request_id, requests.topics_of_namespace(request_id, namespace)
+        )
+        return list(answer.get_topics_of_namespace_response.topics)
+
     async def close(self) -> None:
         tasks = list(self._opening.values())
         self._opening.clear()

@@ -11,7 +11,6 @@ import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Generic, TypeAlias, TypedDict, Unpack
 
 from magnetar.client.growth import Growth
@@ -58,7 +57,7 @@ class MessageOptions(TypedDict, total=False):
     event_time: int | None
     sequence_id: int | None
     deliver_at: int | None
-    deliver_after: float | timedelta | None
+    deliver_after: float | None
 
 
 class Route:
@@ -204,7 +203,7 @@ class Producer(Generic[T]):
         event_time: int | None = None,
         sequence_id: int | None = None,
         deliver_at: int | None = None,
-        deliver_after: float | timedelta | None = None,
+        deliver_after: float | None = None,
     ) -> Outgoing:
         if deliver_after is not None:
             deliver_at = _moment(self._clock, deliver_at, deliver_after)
@@ -219,12 +218,11 @@ class Producer(Generic[T]):
         )
 
 
-def _moment(clock: Clock, deliver_at: int | None, after: float | timedelta) -> int:
+def _moment(clock: Clock, deliver_at: int | None, seconds: float) -> int:
     """When a message is due that is to be delivered so much later. Raises InvalidRequest."""
-    seconds = after.total_seconds() if isinstance(after, timedelta) else after
     if deliver_at is not None or not 0 <= seconds <= DELIVER_AFTER_S_MAX:
         raise InvalidRequest(
-            f"deliver_after={after}: give 0 to {DELIVER_AFTER_S_MAX} seconds, and no deliver_at "
+            f"deliver_after={seconds}: give 0 to {DELIVER_AFTER_S_MAX} seconds, and no deliver_at "
             "beside it"
         )
     return clock.wall_ms() + round(1000 * seconds)

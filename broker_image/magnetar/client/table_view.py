@@ -41,8 +41,7 @@ class TableView(Mapping[str, T], Generic[T]):
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Keys; the view must not change concurrently: no `await` in the loop, or loop over
-        `list(view)`."""
+        """Keys; a loop with an `await` in it goes over `list(view)`, since the view may change."""
         return iter(self._values)
 
     def __len__(self) -> int:

@@ -73,6 +73,17 @@ def partitioned_metadata(request_id: int, topic: str, *, create: bool = True) ->
     return frame_of(body)
 
 
+def topics_of_namespace(request_id: int, namespace: str) -> bytes:
+    """GET_TOPICS_OF_NAMESPACE, of persistent topics."""
+    return frame_of(
+        api.CommandGetTopicsOfNamespace(
+            request_id=request_id,
+            namespace=namespace,
+            mode=api.CommandGetTopicsOfNamespace.Mode.PERSISTENT,
+        )
+    )
+
+
 def producer(body: api.CommandProducer) -> bytes:
     return frame_of(body)
 
