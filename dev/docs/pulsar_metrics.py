@@ -20,16 +20,15 @@ NOT_OFFERED = {
     "pulsar_ledgeroffloader_*": "as `pulsar_storage_offloaded_size`",
     "pulsar_replication_*": "there is no replication among clusters",
     "pulsar_lb_directMemory_usage": "there is no memory outside the process' own; use `pulsar_lb_memory_usage`",
-    "pulsar_compaction_*": "not counted by topic; use `magnetar_bytes_rewritten_total`, and DataJobs for compaction "
-    "by key",
+    "pulsar_compaction_*": "counted for the broker: `magnetar_topic_compactions_total`, "
+    "`magnetar_topic_compaction_seconds`; of one topic over REST",
     "pulsar_txn_append_log_*": "records of the log are written in groups; use `magnetar_coordinator_request_seconds`",
     "pulsar_txn_tb_committed_total": "not counted by topic; use `pulsar_txn_committed_total`",
     "pulsar_txn_tb_aborted_total": "not counted by topic; use `pulsar_txn_aborted_total`",
     "pulsar_txn_tb_client_*": "use `magnetar_coordinator_participant_failures_total` and "
     "`magnetar_coordinator_settle_seconds`",
     "pulsar_txn_tp_*": "as `pulsar_txn_tb_client_*`",
-    "pulsar_publish_rate_limit_times": "there is no publish rate limit of topics",
-    "pulsar_subscription_last_*": "not measured: a clock would be read for each message",
+    "pulsar_subscription_last_expire_timestamp": "use `rate(pulsar_subscription_total_msg_expired[5m])`",
     "pulsar_subscription_filter_*": "there are no entry filters",
     "pulsar_subscription_msg_rate_expired": "use `rate(pulsar_subscription_total_msg_expired[5m])`",
     "pulsar_subscription_msg_drop_rate": "not measured",

@@ -101,6 +101,26 @@ SUBSCRIPTION_FAMILIES: tuple[Family[ReadSubscription], ...] = (
         lambda s: s.host.messages_expired,
     ),
     Family(
+        "pulsar_subscription_last_consumed_flow_timestamp",
+        "When a consumer last asked for messages, unix time in ms; 0 = never here",
+        lambda s: max([s.host.traffic.flow_ms, *(one.flow_ms for one, _ in s.consumers)]),
+    ),
+    Family(
+        "pulsar_subscription_last_consumed_timestamp",
+        "When a consumer was last sent messages, the same",
+        lambda s: max([s.host.traffic.sent_ms, *(one.sent_ms for one, _ in s.consumers)]),
+    ),
+    Family(
+        "pulsar_subscription_last_acked_timestamp",
+        "When a consumer last acknowledged messages, the same",
+        lambda s: s.host.traffic.acknowledged_ms,
+    ),
+    Family(
+        "pulsar_subscription_last_mark_delete_advanced_timestamp",
+        "When the acknowledged beginning last became longer, the same",
+        lambda s: s.host.traffic.advanced_ms,
+    ),
+    Family(
         "magnetar_subscription_backlog_age_seconds",
         "Lag by time: age of the oldest entry that is not acknowledged, 0 without one",
         lambda s: s.backlog_age_s,

@@ -157,6 +157,11 @@ TOPIC_FAMILIES: tuple[Family[ReadTopic], ...] = (
         lambda t: t.counters.bytes_out,
     ),
     Family(
+        "pulsar_publish_rate_limit_times",
+        "How often a publish rate made a producer wait, since the topic is served here",
+        lambda t: t.host.throttles.publish_waits if t.host.throttles is not None else 0,
+    ),
+    Family(
         "pulsar_consumer_msg_ack_rate",
         "Messages acknowledged per second",
         lambda t: sum(found.rates.acknowledged for found in t.subscriptions),

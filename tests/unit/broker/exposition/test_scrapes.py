@@ -138,7 +138,7 @@ def test_what_pulsars_names_say_of_topics(tmp_path: Path, named: int) -> None:
     sums = {
         "pulsar_topics_count": 2, "pulsar_subscriptions_count": 1, "pulsar_producers_count": 2,
         "pulsar_consumers_count": 1, "pulsar_msg_backlog": 2, "pulsar_in_messages_total": 4,
-        "pulsar_out_messages_total": 2, "pulsar_txn_tb_active_total": 0,
+        "pulsar_publish_rate_limit_times": 0, "pulsar_out_messages_total": 2, "pulsar_txn_tb_active_total": 0,
     }  # fmt: skip
 
     async def main() -> None:
@@ -179,7 +179,7 @@ def test_what_pulsars_names_say_of_a_subscription(tmp_path: Path) -> None:
     }  # fmt: skip
 
     async def main() -> None:
-        async with broker_with_rest(tmp_path) as (_, rest, peer):
+        async with broker_with_rest(tmp_path) as (broker, rest, peer):
             await publish_and_take(peer)
             await asyncio.sleep(0.05)
             for metric, value in wanted.items():
@@ -189,6 +189,10 @@ def test_what_pulsars_names_say_of_a_subscription(tmp_path: Path) -> None:
             for metric in ("msg_rate_out", "msg_throughput_out"):
                 (value,) = (await scraped(rest, f"pulsar_subscription_{metric}")).values()
                 assert value > 0, metric
+            for moment in ("consumed_flow", "consumed", "acked", "mark_delete_advanced"):
+                metric = f"pulsar_subscription_last_{moment}_timestamp"
+                (value,) = (await scraped(rest, metric)).values()
+                assert abs(value - broker.context.clock.wall_ms()) < 60_000, metric
             (age_s,) = (await scraped(rest, "magnetar_subscription_backlog_age_seconds")).values()
             assert 0 < age_s < 60
             assert await scraped(rest, "pulsar_consumer_available_permits") == {}
