@@ -218,7 +218,9 @@ def _broker(kubernetes: Kubernetes, archive: Archive, name: str, root: str) -> N
         archive.attempt(f"{what} of broker {name}", document(what, path))
     archive.attempt(
         f"metrics of broker {name}",
-        _raw(kubernetes, archive, f"{root}metrics", f"brokers/{name}/metrics.txt"),
+        lambda: archive.text(
+            f"brokers/{name}/metrics.txt", _without_topics(kubernetes.raw(f"{root}metrics"))
+        ),
     )
     troubled = [
         row["bundle"]
@@ -231,6 +233,11 @@ def _broker(kubernetes: Kubernetes, archive: Archive, name: str, root: str) -> N
             f"{what} at {name}",
             document(what.replace(" ", "-"), f"magnetar/v1/explain?bundle={bundle}"),
         )
+
+
+def _without_topics(metrics: str) -> str:
+    """Series of single topics are too many for an archive; the others stay."""
+    return "".join(line for line in metrics.splitlines(True) if ',topic="' not in line)
 
 
 def _logs(kubernetes: Kubernetes, archive: Archive, pod: Manifest, lines: int, place: str) -> None:

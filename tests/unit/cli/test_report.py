@@ -88,6 +88,12 @@ LOG = "\n".join(
 STATUS = {"bundles": [{"bundle": "public/default/0x0_0x4", "state": "Releasing"}], "brokers": []}
 
 
+METRICS = """# TYPE pulsar_rate_in gauge
+pulsar_rate_in{cluster="standalone"} 1.0
+pulsar_rate_in{cluster="standalone",namespace="a/b",topic="persistent://a/b/orders"} 2.0
+"""
+
+
 class Planted(Kubernetes):
     """A Kubernetes in which everything holds secrets, and one part is forbidden."""
 
@@ -107,6 +113,8 @@ class Planted(Kubernetes):
             assert query is not None
             assert query["tailLines"] == 100
             return LOG
+        if plural == "metrics":
+            return METRICS
         if "/proxy/" in path:
             return json.dumps(STATUS if plural == "status" else {"token": TOKEN, "path": path})
         if plural == "configmaps":
@@ -131,6 +139,9 @@ def test_planted_secrets_are_not_in_the_archive(
             for entry in archive
         }  # type: ignore[union-attr]
     everything = "\n".join(files.values())
+    # a broker may have a hundred thousand series of topics
+    assert 'pulsar_rate_in{cluster="standalone"} 1.0' in files["brokers/main-broker-0/metrics.txt"]
+    assert "orders" not in everything
     for secret in PLANTED:
         assert secret not in everything
     assert {
