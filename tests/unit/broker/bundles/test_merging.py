@@ -535,7 +535,7 @@ async def test_merges_by_rest(tmp_path: Path) -> None:
         await peer.produce()
         await broker.ownership.resolve(WHOLE)
         path, ours = "/admin/v2/namespaces/public/default", "/magnetar/v1/namespaces/public/default"
-        await rest("PUT", f"{ours}/0x80000000_0xa0000000/merge", status=404)
+        await rest("PUT", f"{ours}/0x80000000_0xa0000000/merge", status=412)
         await rest("PUT", f"{ours}/everything/merge", status=412)
         last = BundleName(NAMESPACE, 0xC0000000, 0xFFFFFFFF)
         await broker.ownership.resolve(last)
@@ -545,7 +545,7 @@ async def test_merges_by_rest(tmp_path: Path) -> None:
         found = await rest("PUT", f"{ours}/{LEFT.range}/merge", status=200)
         assert found == {"bundle": str(WHOLE)}
         assert (await rest.get(f"{path}/bundles"))["numBundles"] == 4
-        await rest("PUT", f"{ours}/{LEFT.range}/merge", status=404)
+        await rest("PUT", f"{ours}/{LEFT.range}/merge", status=412)
         assert await peer.send(b"x", 0)
         assert broker.ready
 

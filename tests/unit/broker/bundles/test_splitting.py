@@ -518,16 +518,16 @@ async def test_splits_by_rest(tmp_path: Path) -> None:
     async with broker_with_rest(tmp_path, bundles_per_namespace_max=7) as (broker, rest, peer):
         await peer.produce()
         path = "/admin/v2/namespaces/public/default"
-        await rest("PUT", f"{path}/0x00000000_0x10000000/split", status=404)
+        await rest("PUT", f"{path}/0x00000000_0x10000000/split", status=412)
         await rest(
             "PUT",
             f"{path}/0x80000000_0xc0000000/split?splitAlgorithmName=topic_count_equally_divide",
-            status=400,
+            status=412,
         )
         await rest(
             "PUT",
             f"{path}/0x80000000_0xc0000000/split?splitAlgorithmName=specified_positions_divide",
-            status=400,
+            status=412,
         )
         await rest("PUT", f"{path}/0x80000000_0xc0000000/split", {"no": "list"}, status=400)
         specified = (
@@ -553,7 +553,7 @@ async def test_splits_by_rest(tmp_path: Path) -> None:
         )
         assert (await rest.get(f"{path}/bundles"))["numBundles"] == 7
         await rest("PUT", f"{path}/0x00000000_0x40000000/split", status=409)
-        await rest("PUT", f"{path}/0x80000000_0xc0000000/split", status=404)
+        await rest("PUT", f"{path}/0x80000000_0xc0000000/split", status=412)
         assert await peer.send(b"x", 0)
         await rest("PUT", f"{path}/policies-are-elsewhere/split", status=412)
         assert TOPIC in await rest.get(f"{path}/topics")
