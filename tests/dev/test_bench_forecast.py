@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dev.bench import forecast, split_advice
+from dev.bench import forecast, scaling_ahead, split_advice
 
 
 @pytest.mark.slow
@@ -26,6 +26,17 @@ def test_cut_points_balance_zipf_loads_within_two_rounds(seed: int) -> None:
     assert found.advised[0] > split_advice.BAR, "the case is worth a split"
     assert found.advised[-1] <= split_advice.BAR
     assert found.advised[-1] <= max(found.halved[-1], 1.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", ["growing", "added"])
+def test_scaling_ahead_halves_the_minutes_above_the_target(trace: str) -> None:
+    """For few broker-hours more, and fewer changes."""
+    found = scaling_ahead.measured(trace, 1)
+    reactive, ahead = found.reactive, found.ahead
+    assert ahead.minutes_over <= scaling_ahead.OVER_BAR * reactive.minutes_over
+    assert ahead.broker_hours <= scaling_ahead.HOURS_BAR * reactive.broker_hours
+    assert ahead.changes <= reactive.changes
 
 
 @pytest.mark.slow

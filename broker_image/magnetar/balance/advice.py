@@ -87,9 +87,12 @@ class LoadForecast:
     quantiles: tuple[float, ...]
     values: tuple[tuple[float, ...], ...]
 
-    def highest(self, from_ms: int, to_ms: int) -> float:
-        """The highest value of the highest quantile within a time; 0 outside of the forecast."""
-        at = zip(itertools.count(self.from_ms, self.step_ms), self.values[-1], strict=False)
+    def highest(self, from_ms: int, to_ms: int, level: float = 1.0) -> float:
+        """The highest value within a time of the lowest quantile that is not below `level`, or of
+        the highest; 0 outside of the forecast."""
+        rows = zip(self.quantiles, self.values, strict=True)
+        row = next((values for quantile, values in rows if quantile >= level), self.values[-1])
+        at = zip(itertools.count(self.from_ms, self.step_ms), row, strict=False)
         return max(
             (value for begin, value in at if begin + self.step_ms > from_ms and begin <= to_ms),
             default=0.0,

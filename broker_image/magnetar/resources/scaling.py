@@ -112,6 +112,14 @@ class ForecastUse(Model):
         le=86_400,
         description="How far ahead: brokers for the highest load within this time are wanted now.",
     )
+    percent: int = Field(
+        default=70,
+        ge=50,
+        le=95,
+        description="How likely the load is to stay below what brokers are wanted for: 50, 70 or "
+        "95, others are taken as the next higher. More costs brokers, less costs minutes above the "
+        "target.",
+    )
 
 
 class Autoscaling(Model):

@@ -52,7 +52,7 @@ def outlook_of(
     capacity = sum(cores) / len(cores) if cores else 0.0
     totals = []
     for found in advice.forecasts:
-        highest = found.highest(now_ms, until_ms)
+        highest = found.highest(now_ms, until_ms, use.percent / 100)
         if found.measure == CPU:
             highest = highest / capacity if capacity > 0 else 0.0
         if highest > 0:

@@ -34,7 +34,7 @@ from magnetar_jobs.analysis.cutting import cut
 from magnetar_jobs.analysis.forecast import Series, forecast
 from magnetar_jobs.analysis.measured import Measured, MeasuredBundle, StoredTopic
 
-QUANTILES = (0.05, 0.5, 0.95)
+QUANTILES = (0.05, 0.5, 0.7, 0.95)
 HORIZON_S = 86_400
 MERGE_DAYS_MIN = 1.0
 """Neighbours that were seen for less are not advised."""

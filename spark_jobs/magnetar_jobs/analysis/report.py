@@ -72,7 +72,7 @@ def _forecasts(measured: Measured, advice: LoadAdvice) -> Iterable[str]:
         curves, bands = [Curve("measured", series)], []
         if measure in foretold:
             made = foretold[measure]
-            middle = made.values[len(made.values) // 2]
+            middle = made.values[min(1, len(made.values) - 1)]
             curves.append(Curve("forecast", _course(made, middle), dashed=True))
             bands.append(Band("", _course(made, made.values[0]), _course(made, made.values[-1])))
         yield lines(curves, bands, unit)

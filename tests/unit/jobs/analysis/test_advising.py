@@ -136,6 +136,9 @@ def test_the_forecast_is_of_all_brokers() -> None:
     begin = found.from_ms
     peak = found.highest(begin, begin + 86_400_000)
     assert peak == pytest.approx(3, abs=0.1)
+    rows = dict(zip(found.quantiles, found.values, strict=True))
+    assert found.highest(begin, begin + 86_400_000, 0.6) == max(rows[0.7])
+    assert found.highest(begin, begin + 86_400_000, 0.05) == max(rows[0.05])
     assert found.highest(begin - 10**9, begin - 10**8) == 0.0
     # 18 h is the trough of the sine
     assert found.highest(begin + 17 * 3_600_000, begin + 18 * 3_600_000) < 1.4
