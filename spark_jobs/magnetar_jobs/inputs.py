@@ -46,7 +46,7 @@ UNBOUNDED: Position = (HIGHEST, HIGHEST)
 GROUP_BYTES_MAX = 64 << 20
 WINDOW_BYTES_MAX = 4 << 20
 """Bytes of a log file that are read at once."""
-MERGED_ROWS_MIN = 256
+MERGED_ROWS_MIN = 1024
 """Shorter runs are copied together, so that an Arrow batch does not carry three rows."""
 
 

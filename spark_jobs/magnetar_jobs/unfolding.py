@@ -32,11 +32,14 @@ from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.cluster import shown
 from magnetar_jobs.event_watermarks import Steps
 from magnetar_jobs.inputs import Position
-from magnetar_jobs.rows import Rows, payload_array
+from magnetar_jobs.rows import Integers, Rows, payload_array
+from magnetar_jobs.uniform import Opened, Opener, Unlike
 
 ROWS_MAX = 8192
 BYTES_MAX = 16 << 20
 """An Arrow batch ends at the first of the two."""
+UNLIKE_MAX = 4
+"""After so many stretches in a row that could not be opened at once, none is tried any more."""
 UNFINISHED_MAX = 64
 """Messages in chunks that may be unfinished at once; the oldest is given up then."""
 TIME_MS_MAX = (1 << 63) // 1000 - 1
@@ -96,6 +99,18 @@ class Selection:
             and (high is None or at < high)
             and self.bounds.admits("publish_time", at, at)
         )
+
+    def of_many(self, publish_ms: Integers, event_ms: Integers) -> Any:
+        """Which messages the times admit, if all keys are wanted; None: all of them."""
+        if self.publish_ms == (None, None) and self.bounds == Bounds():
+            return None
+        low, high = self.bounds.of("publish_time")
+        begin, end = self.publish_ms
+        low = low if begin is None else max(low, begin)
+        high = high if end is None else min(high, end - 1)
+        first, last = self.bounds.of("event_time")
+        published = (publish_ms >= low) & (publish_ms <= high)
+        return published & (event_ms >= first) & (event_ms <= last)
 
     def admits(self, key: bytes | None, event_ms: int) -> bool:
         return (self.keys is None or key in self.keys) and self.bounds.admits(
@@ -257,10 +272,15 @@ class Unfolding:
         self._topic, self._partition, self._columns = topic, partition, tuple(columns)
         self._selection, self._chunks, self._steps = selection, chunks, steps
         self._skip, self._with_values = skip_undecodable, "value" in columns
+        self._opener, self._unlike = Opener(properties="properties" in columns), 0
 
     def batches(self, stretches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
         """The messages."""
         for rows in stretches:
+            together = self._uniform_batches(rows)
+            if together is not None:
+                yield from together
+                continue
             found = _Columns()
             for row in self._admitted_rows(rows):
                 self._open(rows, row, found)
@@ -269,6 +289,44 @@ class Unfolding:
                     found = _Columns()
             if len(found):
                 yield self._batch(rows, found)
+
+    def _uniform_batches(self, rows: Rows) -> list[pa.RecordBatch] | None:
+        """The messages of a stretch of alike entries; None if they must be opened one by one."""
+        if self._selection.keys is not None or self._unlike >= UNLIKE_MAX or not len(rows):
+            return None
+        try:
+            batches = [self._uniform_batch(rows, *window) for window in _windows(rows)]
+        except Unlike:
+            self._unlike += 1
+            return None
+        self._unlike = 0
+        return [batch for batch in batches if batch.num_rows]
+
+    def _uniform_batch(self, rows: Rows, low: int, high: int) -> pa.RecordBatch:
+        """The entries [low, high). Raises Unlike."""
+        found = self._opener.opened(rows, low, high)
+        count, chosen = high - low, range(low, high)
+        makers: Mapping[str, Any] = {
+            "topic": lambda: pa.repeat(pa.scalar(self._topic, pa.string()), count),
+            "partition": lambda: pa.repeat(pa.scalar(self._partition, pa.int32()), count),
+            "ledger": lambda: pa.array(rows.ledgers[low:high]),
+            "entry": lambda: pa.array(rows.entries[low:high]),
+            "batch_index": lambda: pa.nulls(count, pa.int32()),
+            "key": lambda: found.keys,
+            "value": lambda: _values(rows, found),
+            "properties": lambda: found.properties,
+            "publish_time": lambda: _times(_clipped(found.publish_times)),
+            "event_time": lambda: pa.array(
+                _clipped(found.event_times), pa.int64(), mask=found.event_times == 0
+            ).cast(TIME),
+            "append_time": lambda: _times(rows.append_times[low:high] * 1000),
+            "producer_name": lambda: found.producers,
+            "sequence_id": lambda: pa.array(found.sequences, pa.int64()),
+            WATERMARK: lambda: _watermarks(self._steps, rows, chosen),
+        }
+        batch = batch_of({column: makers[column]() for column in self._columns}, MESSAGE_COLUMNS)
+        wanted = self._selection.of_many(found.publish_times, found.event_times)
+        return batch if wanted is None else batch.filter(pa.array(wanted))
 
     def _admitted_rows(self, rows: Rows) -> list[int]:
         """Rows that the columns of a segment do not exclude."""
@@ -353,6 +411,35 @@ class Unfolding:
             WATERMARK: lambda: _watermarks(self._steps, rows, found.rows),
         }
         return batch_of({column: makers[column]() for column in self._columns}, MESSAGE_COLUMNS)
+
+
+def _windows(rows: Rows) -> Iterator[tuple[int, int]]:
+    """Stretches [low, high) of rows, each an Arrow batch."""
+    low = 0
+    while low < len(rows):
+        limit = int(rows.offsets[low]) + BYTES_MAX
+        fitting = int(np.searchsorted(rows.offsets, limit, side="right")) - 1
+        high = max(low + 1, min(low + ROWS_MAX, len(rows), fitting))
+        yield low, high
+        low = high
+
+
+def _values(rows: Rows, found: Opened) -> pa.Array:
+    """The payloads, copied together without what lies between."""
+    ends, payload = found.ends.tolist(), rows.payload
+    data = b"".join(
+        [payload[start:end] for start, end in zip(found.starts.tolist(), ends, strict=True)]
+    )
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    np.cumsum(found.ends - found.starts, out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def _clipped(times_ms: Any) -> Any:
+    """As `_micros`, of many."""
+    return np.minimum(times_ms, TIME_MS_MAX) * 1000
 
 
 def _micros(ms: int) -> int:
