@@ -26,7 +26,7 @@ STEPS_MAX = 4
 PAUSE_MAX_S = 0.01
 """What is waited after a step: long enough for the next one to begin, or to end."""
 KEYS = 6
-INTENT = "intents/compact-"
+INTENT = "intents/compaction-"
 
 
 class KeyedTopic:

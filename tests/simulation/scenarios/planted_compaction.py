@@ -74,7 +74,7 @@ def committed_before_it_is_written(patch: Patch) -> None:
     late: list[asyncio.Task[bool]] = []
 
     async def hasty(volume: SimVolume, name: str, data: bytes) -> bool:
-        if "/compact-" not in name:
+        if "/compaction-" not in name:
             return await put(volume, name, data)
 
         async def later() -> bool:

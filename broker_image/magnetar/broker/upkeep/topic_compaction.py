@@ -109,9 +109,9 @@ class TopicCompactor:
         most = self._context.settings.compaction_bytes_max
         if size > most:
             raise LimitExceeded(
-                f"topic {host.name} has {size} bytes to compact; brokers compact up to "
-                f"compaction_bytes_max={most}: use a DataJob of type compaction "
-                "(examples/compaction.yaml)"
+                f"topic {host.name} has {size} bytes to compact, and brokers compact up to "
+                f"compaction_bytes_max={most}",
+                "use a DataJob of type compaction (examples/compaction.yaml)",
             )
 
     # --- running ----------------------------------------------------------------------------------

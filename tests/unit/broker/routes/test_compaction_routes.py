@@ -71,13 +71,13 @@ def hold(broker: Broker) -> None:
 async def test_too_many_requests_and_too_large_topics_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The remedy names the setting."""
+    """The remedy is in the sentence, and the setting."""
     monkeypatch.setattr(topic_compaction, "WAITING_MAX", 1)
     async with broker_with_rest(tmp_path, compaction_bytes_max=1024) as (broker, rest, peer):
         await peer.produce()
         await publish(peer, 90)
         refused = await rest("PUT", f"{T}/compaction", status=429)
-        assert "compaction_bytes_max=1024" in refused["remedy"]
+        assert "compaction_bytes_max=1024" in refused["reason"]
         assert "DataJob" in refused["remedy"]
         hold(broker)
         for name in ("a", "b"):
