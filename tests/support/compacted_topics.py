@@ -29,6 +29,7 @@ from tests.support.brokers import TOPIC, Peer, Type, open_peer, running_broker
 NAME = TopicName.parse(TOPIC)
 QUICK: dict[str, Any] = {
     "trim_grace_s": 0.0,
+    "retention_check_s": 86_000.0,
     "checkpoint_age_s": 0.05,
     "rewrite_age_s": 0.0,
     "replaced_kept_s": 0.0,
