@@ -486,7 +486,7 @@ def test_errors_say_what_to_do(program: Program) -> None:
         "status", "--url", "localhost", code=2
     ).replace("Write", "write")
     assert "topics list" in program.refused("topics", "delete", "cli-never-was")
-    assert "does not exist" in program.refused("produce", "persistent://no/where/t", "-m", "x")
+    assert "Create no/where" in program.refused("produce", "persistent://no/where/t", "-m", "x")
 
 
 def test_manifests_on_a_standalone_server(alone: Program, tmp_path: Path) -> None:

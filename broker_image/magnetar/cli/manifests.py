@@ -1,24 +1,31 @@
 """`magnetar apply`: manifests against a server without Kubernetes.
 
 Owns: reading YAML, validating it by `resources` and turning it into REST requests.
-Imports: resources, REST client, owned_fields. Invariants: the same file is accepted or
-refused here and on Kubernetes, with the same words; nothing is changed before every document has
-been checked; applying twice changes nothing; fields that a manifest does not name are left alone,
-and what another resource owns is refused.
+Imports: resources, REST client, owned_fields, policy_shapes. Invariants: the same file is
+accepted or refused here and on Kubernetes, with the same words; nothing is changed before every
+document has been checked; applying twice changes nothing; fields that a manifest does not name are
+left alone, and what another resource owns is refused.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
 
 import yaml
 
 from magnetar.cli.failures import Refused, WrongUsage
-from magnetar.cli.rest import NOT_FOUND, Rest, namespace_path
+from magnetar.cli.rest import (
+    NOT_FOUND,
+    Rest,
+    create_namespace,
+    create_tenant,
+    namespace_path,
+    tenant_path,
+)
 from magnetar.cli.session import Session
 from magnetar.metadata.owned_fields import POLICIES, TENANT, place_of, value_of, with_fields
+from magnetar.policy_shapes import canonical
 
 if TYPE_CHECKING:
     from magnetar.resources import BrokerCluster, DataJob, TopicNamespace, TransactionCoordinator
@@ -138,11 +145,16 @@ def _apply_namespace(rest: Rest, resource: TopicNamespace) -> str:
     of_tenant = _apply_tenant(rest, resource)
     found = _get_or_none(rest, path)
     if found is None:
-        rest.put(
-            path, {"bundles": {"numBundles": resource.spec.bundles}, **with_fields({}, fields)}
-        )
+        bundles = {"numBundles": resource.spec.bundles}
+        create_namespace(rest, resource.spec.name, {"bundles": bundles, **with_fields({}, fields)})
         return "created"
-    changed = {field: value for field, value in fields.items() if value_of(found, field) != value}
+    # with the defaults of absent fields, as brokers store them
+    formed = {key: canonical(key, value) for key, value in with_fields({}, fields).items()}
+    changed = {
+        field: value
+        for field, value in fields.items()
+        if value_of(found, field) != value_of(formed, field)
+    }
     if changed:
         wanted = with_fields(found, changed)
         touched = {place_of(field)[0] for field in changed}
@@ -163,10 +175,10 @@ def _apply_tenant(rest: Rest, resource: TopicNamespace) -> list[str]:
     }
     if not wanted:
         return []
-    path = f"/admin/v2/tenants/{quote(resource.spec.tenant, safe='')}"
+    path = tenant_path(resource.spec.tenant)
     found = _get_or_none(rest, path)
     if found is None:
-        rest.put(path, wanted)
+        create_tenant(rest, resource.spec.tenant, wanted)
     elif any(found[key] != value for key, value in wanted.items()):
         rest.post(path, {**found, **wanted})
     return [

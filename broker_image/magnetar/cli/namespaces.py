@@ -13,7 +13,7 @@ import typer
 
 from magnetar.cli.failures import WrongUsage
 from magnetar.cli.names import namespace_of, pairs_of
-from magnetar.cli.rest import namespace_path
+from magnetar.cli.rest import create_namespace, namespace_path
 from magnetar.cli.session import Session, connected, group
 
 Namespace = Annotated[str, typer.Argument(help="tenant/namespace.")]
@@ -77,9 +77,9 @@ def create(
         ),
     ] = 4,
 ) -> None:
-    """Create a namespace."""
+    """Create a namespace, and its tenant if there is none."""
     name = namespace_of(namespace)
-    session.rest.put(namespace_path(name), {"bundles": {"numBundles": bundles}})
+    create_namespace(session.rest, name, {"bundles": {"numBundles": bundles}})
     session.screen.done(
         f"namespace {name} created with {bundles} bundles", namespace=str(name), bundles=bundles
     )

@@ -205,3 +205,28 @@ def subscription_path(topic: TopicName, subscription: str, suffix: str = "") -> 
 def namespace_path(namespace: NamespaceName, suffix: str = "") -> str:
     """Path of a namespace's routes."""
     return f"/admin/v2/namespaces/{namespace}{suffix}"
+
+
+def tenant_path(tenant: str) -> str:
+    """Path of a tenant's routes."""
+    return f"/admin/v2/tenants/{quote(tenant, safe='')}"
+
+
+# --- what several commands create ------------------------------------------------------------------
+
+
+def create_tenant(rest: Rest, tenant: str, configuration: Mapping[str, Any]) -> None:
+    """With access to every cluster, unless its configuration names some. Raises Refused."""
+    clusters = {"allowedClusters": rest.get("/admin/v2/clusters")}
+    rest.put(tenant_path(tenant), {**clusters, **configuration})
+
+
+def create_namespace(rest: Rest, namespace: NamespaceName, policies: Mapping[str, Any]) -> None:
+    """With its tenant, where that does not exist yet. Raises Refused."""
+    try:
+        rest.put(namespace_path(namespace), policies)
+    except Refused as error:
+        if error.status != NOT_FOUND:
+            raise
+        create_tenant(rest, namespace.tenant, {})
+        rest.put(namespace_path(namespace), policies)

@@ -135,8 +135,10 @@ class Lookups:
         if not asked or not policy.allowed:
             raise TopicNotFound(
                 f"Topic {topic} does not exist",
-                f"create it first: {'its namespace' if asked else 'this request'} forbids creating "
-                "it by use",
+                "create it first: its namespace forbids creating it by use"
+                if asked
+                else "create it first, or check its name: `magnetar topics list "
+                f"{topic.namespace_name}` shows what there is",
             )
         if policy.type != PARTITIONED or topic.partition >= 0 or is_system_topic(topic):
             return 0
