@@ -13,7 +13,7 @@ from magnetar.topics.dispatch.base import (
     SubscriptionType,
     TraitsWanted,
 )
-from magnetar.topics.dispatch.hash_ranges import slot_of
+from magnetar.topics.dispatch.hash_ranges import ring_slot_of
 from tests.support.subscription_course import (
     BATCH_MAX,
     CONSUMER_MAX,
@@ -263,13 +263,13 @@ class KeySharedCourse(SharedCourse):
         Delays are outside of that order, and a message in chunks has its place where it began: its
         consumer gets the rest of it.
         """
-        slot, chunk = slot_of(self.traits[ordinal].key_hash), self.traits[ordinal].chunk
+        slot, chunk = ring_slot_of(self.traits[ordinal].key_hash), self.traits[ordinal].chunk
         if chunk is not None and self.has_begun(handle, chunk):
             return
         for earlier in range(self.subscription.cursor.mark_delete, ordinal):
             known = self.traits[earlier]
             if (
-                slot_of(known.key_hash) == slot
+                ring_slot_of(known.key_hash) == slot
                 and not known.deliver_at_ms
                 and earlier not in self.acknowledged
             ):

@@ -10,7 +10,7 @@ halving only those of one neighbour; looking an owner up costs a bisection.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol
 
 from magnetar.errors import ConsumerAssignError, ConsumerBusy
@@ -24,13 +24,23 @@ Ranges = dict[Consumer, list[tuple[int, int]]]
 
 
 def slot_of(key_hash: int) -> int:
-    """The slot of a key's hash, 1..65535: slot 0 is never used, as its number means "none" to
-    Pulsar."""
+    """The slot of a key's hash where ranges are halved or named, 1..65535: slot 0 is never used,
+    as its number means "none" to Pulsar."""
     return key_hash % SLOTS or 1
+
+
+def ring_slot_of(key_hash: int) -> int:
+    """The slot of a hash on the ring, of a key or of a point: 1..65535, all equally likely."""
+    return key_hash % (SLOTS - 1) + 1
 
 
 class HashRanges(Protocol):
     """A division of the slots among consumers."""
+
+    @property
+    def slot_of(self) -> Callable[[int], int]:
+        """The slot of a key's hash."""
+        ...
 
     def add(self, consumer: Consumer) -> None:
         """Raises ConsumerAssignError if it cannot be given any slots."""
@@ -59,6 +69,8 @@ def hash_ranges(policy: KeySharedPolicy, *, consistent_hashing: bool) -> HashRan
 class HashRing:
     """Every consumer has points on a ring of slots, and serves those up to each of its points."""
 
+    slot_of = staticmethod(ring_slot_of)
+
     def __init__(self) -> None:
         self._points: list[int] = []
         self._owners: dict[int, Consumer] = {}
@@ -72,7 +84,7 @@ class HashRing:
         numbers[number] = consumer
         own = self._points_of[consumer] = []
         for index in range(POINTS_PER_CONSUMER):
-            point = slot_of(murmur3(f"{consumer.name}\0{number}\0{index}".encode()))
+            point = ring_slot_of(murmur3(f"{consumer.name}\0{number}\0{index}".encode()))
             if point not in self._owners:
                 self._owners[point] = consumer
                 insort(self._points, point)
@@ -108,6 +120,8 @@ class HashRing:
 
 class SplitRanges:
     """Every consumer has one range; a newcomer gets the lower half of the biggest."""
+
+    slot_of = staticmethod(slot_of)
 
     def __init__(self) -> None:
         self._ends: list[int] = []
@@ -148,6 +162,8 @@ class SplitRanges:
 
 class StickyRanges:
     """Every consumer names its ranges; entries of other slots wait."""
+
+    slot_of = staticmethod(slot_of)
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -211,13 +227,15 @@ class StickyRanges:
 class SlotOwners:
     """The consumer of each slot, by the policy of the first consumer."""
 
-    __slots__ = ("_consistent_hashing", "_owners", "_ranges", "policy")
+    __slots__ = ("_consistent_hashing", "_owners", "_ranges", "policy", "slot_of")
 
     def __init__(self, *, consistent_hashing: bool) -> None:
         self._consistent_hashing = consistent_hashing
         self.policy = KeySharedPolicy()
         self._ranges: HashRanges | None = None
         self._owners: dict[int, Consumer | None] = {}  # those that were asked for
+        self.slot_of: Callable[[int], int] = slot_of
+        """The slot of a key's hash, once there is a consumer."""
 
     def add(self, consumer: Consumer) -> None:
         """Raises ConsumerBusy if the others follow another policy, ConsumerAssignError if no
@@ -226,6 +244,7 @@ class SlotOwners:
         if self._ranges is None:
             self.policy = policy
             self._ranges = hash_ranges(policy, consistent_hashing=self._consistent_hashing)
+            self.slot_of = self._ranges.slot_of
         elif (policy.mode, policy.out_of_order) != (first.mode, first.out_of_order):
             raise ConsumerBusy(
                 f"Key_Shared consumers here use {first.mode.name} with "

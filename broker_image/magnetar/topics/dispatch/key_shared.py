@@ -32,7 +32,7 @@ from magnetar.topics.dispatch.base import (
 )
 from magnetar.topics.dispatch.chunks import ChunkAssignments
 from magnetar.topics.dispatch.delayed import DelayedEntries
-from magnetar.topics.dispatch.hash_ranges import SlotOwners, slot_of
+from magnetar.topics.dispatch.hash_ranges import SlotOwners
 from magnetar.topics.dispatch.key_waiting import WaitingEntries
 from magnetar.topics.dispatch.turns import HeldSlot, Round, Turn, ready_permits
 from magnetar.topics.dispatch.unacknowledged import Unacknowledged
@@ -316,6 +316,7 @@ class KeySharedDispatcher:
         receivers = len(self._ready) - sum(turn.room <= 0 for turn in turns.values())
         space = self._limits.look_ahead_max(len(self._consumers)) - self._waiting.size
         delays, again = self._limits.delayed_delivery, start < self._read
+        slot_of = self._owners.slot_of
         for ordinal in range(start, end):
             if receivers <= 0 or fetched.room <= 0:
                 return ordinal

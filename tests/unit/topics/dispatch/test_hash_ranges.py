@@ -19,6 +19,7 @@ from magnetar.topics.dispatch.hash_ranges import (
     SplitRanges,
     StickyRanges,
     hash_ranges,
+    ring_slot_of,
     slot_of,
 )
 
@@ -95,6 +96,22 @@ def test_a_ring_moves_only_what_a_consumer_gains_or_loses(
     assert set(owners(ring)) == {None}
 
 
+def test_the_ring_divides_keys_as_apache_pulsar_does() -> None:
+    """Its answer for two consumers, as its REST reports it (4.2.4), and who got which key."""
+    ring = HashRing()
+    consumers = [Consumer(number, f"c{number}") for number in range(2)]
+    for consumer in consumers:
+        ring.add(consumer)
+    ends = [(end, owner.name) for owner, ranges in ring.ranges().items() for _, end in ranges]
+    assert [found for found in sorted(ends) if found[0] in (1031, 1299, 1551, 1626, 2409, 2507)] == [
+        (1031, "c1"), (1299, "c0"), (1551, "c1"), (1626, "c0"), (2409, "c1"), (2507, "c0"),
+    ]  # fmt: skip
+    owners_of_keys = [ring.owner(ring.slot_of(murmur3(f"k{key}".encode()))) for key in range(12)]
+    assert [owner.name for owner in owners_of_keys if owner is not None] == [
+        "c0", "c0", "c1", "c0", "c0", "c1", "c0", "c1", "c1", "c0", "c1", "c0",
+    ]  # fmt: skip
+
+
 def test_the_ring_has_pulsars_points() -> None:
     """Name, number among consumers of that name, index of the point, with NUL between them; the
     ceiling of a slot owns it, with wrap-around."""
@@ -105,7 +122,7 @@ def test_the_ring_has_pulsars_points() -> None:
     points: dict[int, int] = {}
     for number, (name, twin) in enumerate((("a", 0), ("b", 0), ("a", 1))):
         for index in range(100):
-            points.setdefault(slot_of(murmur3(f"{name}\0{twin}\0{index}".encode())), number)
+            points.setdefault(ring_slot_of(murmur3(f"{name}\0{twin}\0{index}".encode())), number)
     for slot in PROBES:
         owner = ring.owner(slot)
         assert owner is not None

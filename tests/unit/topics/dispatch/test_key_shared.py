@@ -21,7 +21,7 @@ from magnetar.topics.dispatch.base import (
     ReadRequest,
     SubscriptionType,
 )
-from magnetar.topics.dispatch.hash_ranges import SLOTS, slot_of
+from magnetar.topics.dispatch.hash_ranges import SLOTS, ring_slot_of, slot_of
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
 
@@ -313,6 +313,8 @@ class Course:
         self, seed: int, mode: KeySharedMode, out_of_order: bool, consistent: bool
     ) -> None:
         self.random, self.mode, self.out_of_order = random.Random(seed), mode, out_of_order
+        ring = consistent and mode is not STICKY
+        self.slot_of, self.slots = (ring_slot_of, SLOTS - 1) if ring else (slot_of, SLOTS)
         self.ledgers = LedgerTable()
         limits = DispatchLimits(
             unacknowledged_per_consumer_messages_max=16,
@@ -353,7 +355,9 @@ class Course:
         count = self.random.randint(1, 12)
         self.ledgers.append(1, len(self.hashes), count)
         for _ in range(count):
-            self.hashes.append(self.random.choice(self.keys) + SLOTS * self.random.randint(0, 3))
+            self.hashes.append(
+                self.random.choice(self.keys) + self.slots * self.random.randint(0, 3)
+            )
             self.sizes.append(self.random.choice((1, 1, 1, 3)))
 
     def join(self) -> None:
@@ -420,7 +424,7 @@ class Course:
             self.take(delivery)
 
     def owner(self, ordinal: int) -> int | None:
-        slot = slot_of(self.hashes[ordinal])
+        slot = self.slot_of(self.hashes[ordinal])
         found = [
             handle
             for handle, ranges in self.subscription.hash_ranges().items()
@@ -435,7 +439,7 @@ class Course:
         assert self.permits[handle] > 0, "nobody gets anything without permits"
         assert len(delivery.ordinals) == delivery.entries
         for index, ordinal in enumerate(delivery.ordinals):
-            slot = slot_of(self.hashes[ordinal])
+            slot = self.slot_of(self.hashes[ordinal])
             assert ordinal not in self.acknowledged, "an acknowledged entry is never delivered"
             assert ordinal not in self.sent, "an entry is at one consumer at a time"
             assert self.owner(ordinal) == handle, "an entry goes to the owner of its hash"
@@ -445,13 +449,13 @@ class Course:
                     for other in self.held
                     if other != handle
                     for held in self.held[other]
-                    if slot_of(self.hashes[held]) == slot
+                    if self.slot_of(self.hashes[held]) == slot
                 ]
                 assert not others, "no consumer gets entries of a hash that another still holds"
             earlier = [
                 before
                 for before in range(self.subscription.cursor.mark_delete, ordinal)
-                if slot_of(self.hashes[before]) == slot
+                if self.slot_of(self.hashes[before]) == slot
                 and before not in self.acknowledged
                 and before not in self.sent
             ]

@@ -16,7 +16,7 @@ import pytest
 
 from magnetar.errors import NotAllowed, TransactionConflict
 from magnetar.topics.dispatch.base import Delivery, ReadRequest
-from magnetar.topics.dispatch.hash_ranges import slot_of
+from magnetar.topics.dispatch.hash_ranges import ring_slot_of
 from magnetar.topics.state import CursorDelta
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, PendingChange, PendingState
@@ -464,11 +464,11 @@ class TransactionalKeyShared(TransactionalShared, KeySharedCourse):
         super().returned(ordinal)
 
     def check_key(self, handle: int, ordinal: int) -> None:
-        slot = slot_of(self.traits[ordinal].key_hash)
+        slot = ring_slot_of(self.traits[ordinal].key_hash)
         loose = {
             found
             for found in self.loose
-            if found < ordinal and slot_of(self.traits[found].key_hash) == slot
+            if found < ordinal and ring_slot_of(self.traits[found].key_hash) == slot
         }
         loose -= self.held[handle] | self.acknowledged
         self.held[handle] |= loose
