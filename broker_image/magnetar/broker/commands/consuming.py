@@ -28,6 +28,7 @@ from magnetar.broker.transactions.positions import first_from
 from magnetar.errors import (
     ConsumerAssignError,
     ConsumerBusy,
+    InvalidRequest,
     LimitExceeded,
     NotAllowed,
     ServiceNotReady,
@@ -243,7 +244,7 @@ class Consuming:
         host.topic.check_serving("unsubscribe again after the reconnect")
         others = [other for other in host.sessions() if other is not session]
         if others and not request.force:
-            raise ConsumerBusy(
+            raise InvalidRequest(
                 f"subscription {host.core.name!r} has {len(others)} more consumers; close them "
                 "first or force it"
             )

@@ -482,7 +482,7 @@ def test_unsubscribe_with_others_attached(tmp_path: Path) -> None:
         async with open_peer(broker) as other:
             await other.subscribe(consumer_id=2, subType=SHARED)
             answer = await peer.ask("unsubscribe", consumer_id=1)
-            assert answer.error.error == int(WireCode.CONSUMER_BUSY)
+            assert answer.error.error == int(WireCode.METADATA)
             assert (await peer.ask("unsubscribe", consumer_id=1, force=True)).type == Type.SUCCESS
             await other.answer(Type.CLOSE_CONSUMER)
             await other.subscribe(consumer_id=2, subType=SHARED, initialPosition=0)
