@@ -38,8 +38,8 @@ run: setup ## Start a standalone server on embedded defaults (DATA_DIR, BROKER_P
 demo: setup ## Kill a standalone server in the middle of real traffic and show that nothing acknowledged is missing
 	@$(PY) -m dev.demo
 
-test: setup ## Every tier that needs no Kubernetes node: check, unit, contract, simulation, clients, foreign, spark, apiserver
-	@$(PY) -m dev.tiers check simulation unit contract clients foreign spark apiserver
+test: setup ## Every tier that needs no Kubernetes node: check, unit, contract, simulation, clients, foreign, differential, spark, apiserver
+	@$(PY) -m dev.tiers check simulation unit contract clients foreign differential spark apiserver
 
 check: setup ## Lint, types, layers
 	@$(PY) -m dev.tiers check

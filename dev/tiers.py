@@ -125,6 +125,12 @@ TIERS = {
             THIRD,
         ),
         Tier(
+            "differential",
+            "answers as Apache Pulsar gave them, recorded",
+            [_pytest("tests/differential")],
+            THIRD,
+        ),
+        Tier(
             "spark",
             "the jobs on a real Spark session",
             [S3_SERVER, _pytest("tests/spark")],

@@ -19,7 +19,6 @@ from pathlib import Path
 from dev.bench.pulsar_perf import BenchFailed
 from dev.ports import free_port
 
-READY_TIMEOUT_S = 90.0
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_CHARACTERS = 4000
@@ -53,6 +52,7 @@ class PulsarPeer:
     `directory`."""
 
     name = "pulsar"
+    ready_timeout_s = 90.0
 
     def __init__(
         self, home: Path, directory: Path, settings: Mapping[str, str] | None = None
@@ -128,7 +128,7 @@ class PulsarPeer:
 
     def _wait_ready(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + self.ready_timeout_s
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise BenchFailed(
@@ -143,7 +143,7 @@ class PulsarPeer:
             except (urllib.error.URLError, OSError):
                 time.sleep(POLL_S)
         raise BenchFailed(
-            f"Apache Pulsar is not healthy after {READY_TIMEOUT_S:.0f} s:\n{self.log_tail()}"
+            f"Apache Pulsar is not healthy after {self.ready_timeout_s:.0f} s:\n{self.log_tail()}"
         )
 
     def log_tail(self) -> str:

@@ -27,7 +27,7 @@ from dev.testbed import foreign_build
 CONFIGURATION = foreign_build.ORACLE / "standalone.conf"
 LOGGING = foreign_build.ORACLE / "log4j2.properties"
 MEMORY = ("-Xms128m", "-Xmx1g", "-XX:MaxDirectMemorySize=384m", "-XX:+UseSerialGC")
-NICENESS = "15"
+NICENESS = "10"
 OPENED = (
     "java.base/java.lang",
     "java.base/java.nio",
@@ -55,6 +55,9 @@ def version() -> str:
 class Oracle(PulsarPeer):
     """One Apache Pulsar standalone with transactions, its data below `directory`; as a context it
     is ready, and stopped in the end."""
+
+    ready_timeout_s = 300.0
+    """It is nice to what else runs."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
         libraries = foreign_build.oracle_libraries()

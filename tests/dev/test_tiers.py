@@ -91,6 +91,6 @@ def test_what_needs_the_machine_runs_alone() -> None:
     assert names == [
         ["check"],
         ["simulation"],
-        ["unit", "contract", "clients", "foreign", "spark", "apiserver"],
+        ["unit", "contract", "clients", "foreign", "differential", "spark", "apiserver"],
         ["kubernetes"],
     ]

@@ -1,0 +1,38 @@
+"""A scenario on a server, from its first step to its last.
+
+Owns: `run`, and how long a step waits for what still comes. Imports: play, operations. Invariant:
+the topic of a scenario is deleted afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import httpx
+
+from dev.differential.operations import OPERATIONS
+from dev.differential.play import Observation, Place, Play, Step
+from dev.differential.servers import Server
+
+QUIETS_S = (0.05, 0.3, 1.0)
+"""A step has ended when nothing came for so long. Runs that differ are repeated with more of it:
+what was only late is no difference."""
+
+
+async def run(
+    server: Server,
+    place: Place,
+    steps: list[Step],
+    quiet_s: float,
+    texts: list[str] | None = None,
+) -> list[Observation]:
+    """What every step showed; texts of errors are appended to `texts`."""
+    play = Play(server, place, quiet_s)
+    try:
+        return [await play.step(step, OPERATIONS) for step in steps]
+    finally:
+        await play.close()
+        with contextlib.suppress(httpx.HTTPError):
+            await server.rest("DELETE", f"{play.rest_topic}?force=true")
+        if texts is not None:
+            texts += play.texts
