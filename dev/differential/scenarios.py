@@ -200,6 +200,9 @@ SCENARIOS: dict[str, list[Step]] = {
     "terminate_after_an_unload": [
         P, ["send", 0, {"count": 2}], ["rest", "PUT", "unload"], ["rest", "POST", "terminate"],
     ],
+    "failover_on_an_ended_topic": [
+        P, ["rest", "POST", "terminate"], ["subscribe", 0, "s", FAILOVER],
+    ],
     "terminate_and_redeliver": [
         ["subscribe", 0, "s", EARLIEST], ["rest", "POST", "terminate"], ["redeliver", 0, []],
     ],
