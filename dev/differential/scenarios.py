@@ -152,6 +152,11 @@ SCENARIOS: dict[str, list[Step]] = {
         P, ["subscribe", 0, "s", SHARED], ["send", 0, {"messages": 4, "count": 2}],
         ["ack", 0, ["m0:1"]], ["rest", "PUT", "unload"], ["subscribe", 0, "s", SHARED],
     ],
+    "reset_of_a_failover_subscription": [
+        P, ["subscribe", 0, "s", FAILOVER], ["send", 0],
+        ["subscribe", 1, "s", _of("Failover", priority=1)],
+        ["rest", "POST", "subscription/s/resetcursor", "$m0"],
+    ],
     # --- producers
     "producer_names": [
         P, ["producer", 1, {"name": "p"}], ["producer", 1, {"name": "p", "conn": 1}],
