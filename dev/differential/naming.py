@@ -60,10 +60,13 @@ class Names:
 
     def recognize(self, ledger: int, entry: int, payload: bytes) -> None:
         """A transaction's message may get its place in the topic, and so another id, at the
-        commit."""
+        commit: clients know it by that."""
+        if (ledger, entry) in self._known:
+            return
         for number, published in enumerate(self.published):
             if published is not None and published.in_transaction and published.payload == payload:
-                self._known.setdefault((ledger, entry), f"m{number}")
+                self._known[ledger, entry] = f"m{number}"
+                published.ledger, published.entry = ledger, entry
 
     def of(self, ledger: int, entry: int) -> str:
         """An id as it is shown."""

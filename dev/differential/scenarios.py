@@ -196,6 +196,11 @@ SCENARIOS: dict[str, list[Step]] = {
         ["rest", "PUT", "unload"], ["producer", 0, {"name": "p"}],
         ["subscribe", 0, "s", EARLIEST], ["send", 0], ["last_id", 0],
     ],
+    "unload_with_everything_acknowledged": [
+        P, ["subscribe", 0, "s", EARLIEST], ["send", 0, {"count": 2}],
+        ["ack", 0, ["m1"], {"cumulative": True}], ["rest", "PUT", "unload"],
+        ["producer", 0, {"name": "p"}], ["subscribe", 0, "s", EARLIEST], ["send", 0], ["last_id", 0],
+    ],
     "terminate": [
         P, ["subscribe", 0, "s", EARLIEST], ["send", 0, {"count": 2}],
         ["rest", "POST", "terminate"], ["producer", 1, {"name": "q"}],
