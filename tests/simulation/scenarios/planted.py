@@ -114,6 +114,11 @@ def receipt_before_flush(patch: Patch) -> None:
     publish, confirm = TopicHost.publish, TopicHost.durable
 
     class Silence:
+        messages_in = bytes_in = 0
+
+        def __init__(self, session: ProducerSession) -> None:
+            self.name = session.name
+
         def durable(self, *_run: Any) -> None:
             return
 
@@ -124,7 +129,7 @@ def receipt_before_flush(patch: Patch) -> None:
             session.durable(position.ledger, position.entry, run)
 
     def silent(topic: TopicHost, run: Any, place: RecordPlace) -> None:
-        run.session = Silence()
+        run.session = Silence(run.session)
         confirm(topic, run, place)
 
     patch.setattr(TopicHost, "publish", hasty)
