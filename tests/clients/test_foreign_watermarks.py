@@ -26,6 +26,7 @@ WAIT_S = 120
 VOLATILE = frozenset(
     {"address", "clientVersion", "connectedSince", "consumerName", "activeConsumerName"}
 )
+TIMES = ("Timestamp", "TimeStamp", "ConsumedTime", "AckedTime", "MessageAgeSeconds")
 """What two clients of one kind do not share."""
 Entry = tuple[int, bytes]
 
@@ -176,7 +177,7 @@ def _stable(found: Any) -> Any:
             name: _stable(value)
             for name, value in found.items()
             if name not in VOLATILE and not name.startswith(("msgRate", "msgThroughput"))
-            if name not in ("messageAckRate", "backlogSize")
+            if name not in ("messageAckRate", "backlogSize") and not name.endswith(TIMES)
         }
     return [_stable(value) for value in found] if isinstance(found, list) else found
 

@@ -30,7 +30,7 @@ DISTRIBUTIONS = {
 """Modules that are not called as what brings them."""
 PLAIN = ("wire", "client", "cli", "resources", "topics", "transactions", "hashes.py", "names.py")
 """Of the package: what works without an extra, but for commands that name the extra they need."""
-ON_REQUEST = {"cli/tokens.py", "cli/serve.py", "cli/kubernetes.py"}
+ON_REQUEST = {"cli/tokens.py", "cli/serve.py", "cli/kubernetes.py", "client/avro_records.py"}
 OWN_ENVIRONMENT = {"moto", "werkzeug"}
 """Imported by the tests' S3 server, which runs in an environment of its own."""
 

@@ -13,6 +13,7 @@ silent until the application gives them a handler.
 
 import logging
 
+from magnetar.client.avro_records import AvroSchema
 from magnetar.client.client import Client
 from magnetar.client.compression import Compression
 from magnetar.client.consumer import Consumer, Reader
@@ -30,7 +31,7 @@ from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
 from magnetar.client.outgoing import Batching
 from magnetar.client.producer import KeyHash, Producer, Routing
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
-from magnetar.client.schemas import STRING, AvroSchema, JsonSchema, Schema, StringSchema
+from magnetar.client.schemas import STRING, JsonSchema, Schema, StringSchema
 from magnetar.client.subscription_options import InitialPosition, SubscriptionType
 from magnetar.client.table_view import TableView
 from magnetar.client.transactions import Transaction, TransactionState

@@ -1,7 +1,7 @@
 """Schemas: how values become the bytes of messages.
 
-Owns: `Schema` and those that need no registry: bytes, strings, JSON and Avro of a model. Imports:
-records (the model's definition), errors, wire; pydantic and avro only when such a schema is made. Source:
+Owns: `Schema` and those that need no registry: bytes, strings, JSON of a model. Imports:
+records (the model's definition), errors, wire; pydantic only when such a schema is made. Source:
 Pulsar's binary protocol. A schema is announced with PRODUCER and SUBSCRIBE; a broker that registers
 schemas checks it against the topic's. Invariant: `decode(encode(value))` equals `value`; what does
 not decode raises Undecodable and nothing else.
@@ -10,9 +10,7 @@ not decode raises Undecodable and nothing else.
 from __future__ import annotations
 
 import json
-import struct
 from abc import ABC, abstractmethod
-from io import BytesIO
 from typing import Any, Generic
 
 from typing_extensions import TypeVar
@@ -99,7 +97,7 @@ class JsonSchema(Schema[T]):
         try:
             value: T = self._adapter.validate_json(data)
         except ValidationError as failure:
-            raise self._undecodable(data, _reason(failure)) from failure
+            raise self._undecodable(data, reason_of(failure)) from failure
         return value
 
     def _check(self, value: T) -> None:
@@ -118,77 +116,7 @@ class JsonSchema(Schema[T]):
         )
 
 
-class AvroSchema(JsonSchema[T]):
-    """Avro records of a pydantic model or a dataclass, in Avro's binary encoding and without a
-    header, as Pulsar's clients write them. Needs the package avro beside magnetar.
-
-    A payload is read by this schema: a topic whose producers write another version of it needs a
-    compatibility strategy under which both are the same bytes.
-    """
-
-    def __init__(self, model: type[T]) -> None:
-        try:
-            import avro.io
-            import avro.schema
-        except ImportError as failure:
-            raise InvalidRequest(
-                "AvroSchema needs the package avro; install it beside magnetar"
-            ) from failure
-        super().__init__(model)
-        parsed = avro.schema.parse(json.dumps(self.definition))
-        self._writer, self._reader = avro.io.DatumWriter(parsed), avro.io.DatumReader(parsed)
-
-    def encode(self, value: T) -> bytes:
-        import avro.errors
-        import avro.io
-
-        self._check(value)
-        out = BytesIO()
-        try:
-            self._writer.write(
-                self._adapter.dump_python(value, mode="json", by_alias=True),
-                avro.io.BinaryEncoder(out),
-            )
-        except (avro.errors.AvroException, OverflowError) as failure:
-            raise InvalidRequest(
-                f"value does not fit the Avro record {self.model.__name__}: "
-                f"{type(failure).__name__}; int is 64 bits, and a union takes one of its types"
-            ) from failure
-        return out.getvalue()
-
-    def decode(self, data: bytes) -> T:
-        import avro.errors
-        import avro.io
-        from pydantic import ValidationError
-
-        payload = BytesIO(data)
-        try:
-            found = self._reader.read(avro.io.BinaryDecoder(payload))
-            if payload.tell() < len(data):
-                raise ValueError(f"{len(data) - payload.tell()} bytes are left over")
-            value: T = self._adapter.validate_python(found, strict=False)
-        except ValidationError as failure:
-            raise self._undecodable(data, _reason(failure)) from failure
-        except (
-            avro.errors.AvroException,
-            ValueError,
-            struct.error,
-            MemoryError,
-            IndexError,
-            TypeError,
-            RecursionError,
-        ) as failure:
-            raise self._undecodable(data, f"it is no Avro ({type(failure).__name__})") from failure
-        return value
-
-    def to_wire(self) -> api.Schema:
-        definition = json.dumps(self.definition, separators=(",", ":")).encode()
-        return api.Schema(
-            name=self.model.__name__, type=api.Schema.Type.Avro, schema_data=definition
-        )
-
-
-def _reason(failure: Any) -> str:
+def reason_of(failure: Any) -> str:
     """The first complaint, without the value: payloads are nobody's but the application's."""
     first = failure.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(str(part) for part in first['loc']) or 'payload'}: {first['msg']}"

@@ -233,7 +233,7 @@ class BrokerSettings(MetricsSettings):
     rewrite_bytes_per_s: int = bounded(
         32 * _MIB, 64 * _KIB, 1 << 40, "bytes per second that segment compaction may read"
     )
-    compaction_bytes_max: int = bounded(1 << 30, 1024, 1 << 50, "bytes of a topic to compact here")
+    compaction_bytes_max: int = bounded(1 << 30, 1024, 1 << 40, "bytes of a topic to compact here")
     compaction_keys_bytes_max: int = bounded(64 * _MIB, 1024, 1 << 40, "memory for keys in that")
     log_spares_max: int = bounded(
         2, 0, 64, "dead log files kept to be used again, since they flush faster than new ones"

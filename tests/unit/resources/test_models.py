@@ -46,6 +46,7 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.executors.cpu",  # as many as it has cores
     "spec.tls",
     "spec.auth",
+    "spec.auth.users",
     "spec.auth.tokens",
     "spec.auth.tokens.secretKey",
     "spec.auth.tokens.publicKey",
