@@ -39,7 +39,9 @@ COPY broker_image broker_image
 COPY operator operator
 COPY spark_jobs spark_jobs
 RUN /opt/tools/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheel . \
- && /opt/tools/bin/pip --python /opt/magnetar/bin/python install --no-index --no-deps --root /installed /wheel/*.whl
+ && /opt/tools/bin/pip --python /opt/magnetar/bin/python install --no-index --no-deps --root /installed /wheel/*.whl \
+ && cp -a /installed /operator-installed \
+ && rm -r /operator-installed/opt/magnetar/lib/python3*/site-packages/magnetar_jobs /operator-installed/opt/magnetar/lib/python3*/site-packages/magnetar/broker
 
 # Debug symbols are a tenth of the packages, generated models of the Kubernetes API (never imported) 120 MB.
 FROM tools AS operator-packages
@@ -61,7 +63,8 @@ WORKDIR /home/magnetar
 ENTRYPOINT ["/usr/bin/tini", "--"]
 CMD ["magnetar", "operator"]
 # Copied, not bind-mounted: buildah leaves a mounted stage out of its cache key and would install an old version.
-COPY --from=project /installed/ /
+# No operator runs a broker or a Spark job.
+COPY --from=project /operator-installed/ /
 
 # Spark alone is 490 MB.
 FROM tools AS spark-packages

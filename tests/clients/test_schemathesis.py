@@ -55,6 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def furnish(admin: Admin) -> None:
     """What `KNOWN` names, there or there again."""
     for method, path, body in (
+        ("PUT", "tenants/public", {"allowedClusters": ["standalone"]}),
         ("PUT", "namespaces/public/default", {}),
         ("PUT", "persistent/public/default/t", None),
         ("PUT", "persistent/public/default/many/partitions", 2),
