@@ -106,6 +106,11 @@ async def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none
     make_namespace(control_plane, SCOPED_NAMESPACE)
     applied = control_plane.kubectl("apply", "-f", "-", text_input=rendered)
     assert applied.returncode == 0, applied.stderr
+    asking = ("auth", "can-i", "create", "secrets", "-n", namespace, "--as", SCOPED_USER)
+    await until(
+        "the API server has seen the roles",
+        lambda: control_plane.kubectl(*asking).returncode == 0,
+    )
     monkeypatch.setenv("KUBECONFIG", str(control_plane.scoped_kubeconfig))
     scene = Scene(control_plane, namespace)
 
