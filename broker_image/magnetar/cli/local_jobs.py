@@ -26,12 +26,16 @@ from magnetar.cli.names import namespace_of, topic_of
 from magnetar.cli.screen import Screen
 from magnetar.cli.session import Session, connected, group
 from magnetar.clock import SystemClock
+from magnetar.job_drivers import (
+    COMPACTION,
+    DRIVERS,
+    LOAD_ANALYTICS,
+    LOG_COMPACTION,
+    compaction_options,
+    load_analytics_options,
+    log_compaction_options,
+)
 
-DRIVERS = {
-    "compaction": "magnetar_jobs.compact",
-    "load-analytics": "magnetar_jobs.load_analytics",
-    "transaction-log": "magnetar_jobs.transaction_log",
-}
 LOCAL_JOB = "command-line"
 """The name of what is run by hand."""
 LAST_LINES = 5
@@ -76,12 +80,9 @@ def compaction(
     verbose: Verbose = False,
 ) -> None:
     """Keep the latest message per key of a topic, for consumers that read compacted."""
-    arguments = [
-        *("--topic", str(topic_of(topic))),
-        *place_arguments(session, master, volume, store, store_tls),
-        *(["--retain-keyless"] if retain_keyless else []),
-    ]
-    result = driven("compaction", arguments, session, verbose=verbose)
+    options = compaction_options(str(topic_of(topic)), retain_keyless=retain_keyless)
+    place = place_arguments(session, master, volume, store, store_tls)
+    result = driven(COMPACTION, [*options, *place], session, verbose=verbose)
     session.screen.show(result, lambda: _show_compaction(session.screen, result))
 
 
@@ -104,13 +105,11 @@ def transaction_log_compaction(
     """Write what transactions have committed in the order of commits, and drop what was aborted."""
     if bool(topic) == bool(namespace):
         raise WrongUsage("give a topic, or --namespace: one of the two")
-    whose = (
-        ["--topic", str(topic_of(topic))]
-        if topic
-        else ["--namespace", str(namespace_of(namespace))]
+    options = log_compaction_options(
+        str(topic_of(topic)) if topic else "", str(namespace_of(namespace)) if namespace else ""
     )
-    arguments = [*whose, *place_arguments(session, master, volume, store, store_tls)]
-    result = driven("transaction-log", arguments, session, verbose=verbose)
+    place = place_arguments(session, master, volume, store, store_tls)
+    result = driven(LOG_COMPACTION, [*options, *place], session, verbose=verbose)
     session.screen.show(result, lambda: _show_log_compaction(session.screen, result))
 
 
@@ -137,22 +136,10 @@ def load_analytics(
     verbose: Verbose = False,
 ) -> None:
     """Advice on splits, merges and the number of brokers, from the history of their load."""
-    arguments = [
-        *load_options(days, window_seconds, valid_hours, sample_topics),
-        *place_arguments(session, master, volume, store, store_tls),
-    ]
-    result = driven("load-analytics", arguments, session, verbose=verbose)
+    options = load_analytics_options(days, window_seconds, valid_hours, sample_topics)
+    place = place_arguments(session, master, volume, store, store_tls)
+    result = driven(LOAD_ANALYTICS, [*options, *place], session, verbose=verbose)
     session.screen.show(result, lambda: _show_advice(session.screen, result))
-
-
-def load_options(days: int, window_seconds: int, valid_hours: int, topics: int) -> list[str]:
-    """The driver's own options."""
-    return [
-        "--days", str(days),
-        "--window-seconds", str(window_seconds),
-        "--valid-hours", str(valid_hours),
-        "--sample-topics", str(topics),
-    ]  # fmt: skip
 
 
 def place_arguments(
@@ -175,58 +162,66 @@ def place_arguments(
 def _show_advice(screen: Screen, result: Mapping[str, Any]) -> None:
     names = ("samples", "damaged", "brokers", "bundles", "splits", "merges")
     more = ("hot_topics", "compactions", "forecasts")
-    screen.facts([(name.replace("_", " "), result[name]) for name in (*names, *more)])
+    _show(screen, result, {name.replace("_", " "): name for name in (*names, *more)})
     screen.line(f"its report: magnetar job report {LOCAL_JOB}")
-    if result.get("message"):
-        screen.note(str(result["message"]))
 
 
 def _show_compaction(screen: Screen, result: Mapping[str, Any]) -> None:
     if not result["topics"]:
         screen.line("nothing new: the view has everything that can be compacted")
-    else:
-        screen.facts(
-            [
-                ("topics", result["topics"]),
-                ("messages read", result["messages_in"]),
-                ("keys", result["keys"]),
-                ("entries written", result["entries_out"]),
-                ("bytes read", result["bytes_in"]),
-                ("bytes written", result["bytes_out"]),
-                ("up to", result["horizon"]),
-            ]
-        )
-    if result.get("message"):
-        screen.note(str(result["message"]))
+    _show(
+        screen,
+        result,
+        {
+            "topics": "topics",
+            "messages read": "messages_in",
+            "keys": "keys",
+            "entries written": "entries_out",
+            "bytes read": "bytes_in",
+            "bytes written": "bytes_out",
+            "up to": "horizon",
+        }
+        if result["topics"]
+        else {},
+    )
 
 
 def _show_log_compaction(screen: Screen, result: Mapping[str, Any]) -> None:
     if not result["bundles"]:
         screen.line("nothing new: no sealed log file has anything that can move")
-    else:
-        screen.facts(
-            [
-                ("topics", result["topics"]),
-                ("log files taken off", result["files"]),
-                ("entries written", result["entries_out"]),
-                ("segments", result["segments"]),
-                ("bytes read", result["bytes_in"]),
-                ("bytes written", result["bytes_out"]),
-                ("bytes dropped", result["bytes_void"]),
-            ]
-        )
+    _show(
+        screen,
+        result,
+        {
+            "topics": "topics",
+            "log files taken off": "files",
+            "entries written": "entries_out",
+            "segments": "segments",
+            "bytes read": "bytes_in",
+            "bytes written": "bytes_out",
+            "bytes dropped": "bytes_void",
+        }
+        if result["bundles"]
+        else {},
+    )
+
+
+def _show(screen: Screen, result: Mapping[str, Any], facts: Mapping[str, str]) -> None:
+    """Fields of a result by what they are called, and what else the driver says."""
+    if facts:
+        screen.facts([(called, result[field]) for called, field in facts.items()])
     if result.get("message"):
         screen.note(str(result["message"]))
 
 
 def driven(
-    kind: str, arguments: Sequence[str], session: Session, *, verbose: bool = False
+    type_: str, arguments: Sequence[str], session: Session, *, verbose: bool = False
 ) -> dict[str, Any]:
-    """Run a driver to its end; its result. Raises WrongUsage, CommandFailed."""
-    for module in ("pyspark", DRIVERS[kind].partition(".")[0]):
+    """Run the driver of a type of job to its end; its result. Raises WrongUsage, CommandFailed."""
+    for module in ("pyspark", DRIVERS[type_].partition(".")[0]):
         if importlib.util.find_spec(module) is None:
             raise WrongUsage(f"{module} is not installed", "pip install 'magnetar[spark]'")
-    command = [sys.executable, "-m", DRIVERS[kind], "--report", *arguments]
+    command = [sys.executable, "-m", DRIVERS[type_], "--report", *arguments]
     with (
         tempfile.TemporaryFile() as logs,
         _environment(session.access) as environment,

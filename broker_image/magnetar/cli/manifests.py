@@ -24,6 +24,7 @@ from magnetar.cli.rest import (
     tenant_path,
 )
 from magnetar.cli.session import Session
+from magnetar.job_drivers import SCRIPT
 from magnetar.metadata.owned_fields import POLICIES, TENANT, place_of, value_of, with_fields
 from magnetar.policy_shapes import canonical
 
@@ -197,34 +198,26 @@ def _get_or_none(rest: Rest, path: str) -> dict[str, Any] | None:
 
 def _run_job(session: Session, resource: DataJob) -> str:
     """Run a job here and now, with a local Spark."""
-    from magnetar.cli.local_jobs import driven, load_options
-    from magnetar.resources.data_job import LoadAnalytics
+    from magnetar.cli.local_jobs import driven
 
     status = session.rest.get("/magnetar/v1/status")
     if not _is_standalone(status):
         return "skipped (its driver is a pod that only Kubernetes makes: kubectl apply)"
-    run, compaction = str(resource.spec.run_request or "once"), resource.spec.compaction
-    logs = resource.spec.transaction_log_compaction
+    spec = resource.spec
+    if spec.type == SCRIPT:
+        return "skipped (the script is in a ConfigMap, which only Kubernetes has: kubectl apply)"
+    run = str(spec.run_request or "once")
     place = [
         "--broker-url", session.rest.urls[0],
         "--volume", status["volume"], "--job", f"default/{resource.metadata.name}", "--run", run,
     ]  # fmt: skip
-    if resource.spec.type == "TransactionLogCompaction" and logs is not None:
-        whose = ["--topic", logs.topic] if logs.topic else ["--namespace", logs.namespace or ""]
-        done = driven("transaction-log", [*whose, *place], session)
-        return f"completed (run {run}: {done['files']} log files, {done['entries_out']} entries)"
-    if resource.spec.type == "LoadAnalytics":
-        wanted = resource.spec.load_analytics or LoadAnalytics()
-        options = load_options(
-            wanted.history_days, wanted.window_seconds, wanted.valid_hours, wanted.sample_topics
-        )
-        result = driven("load-analytics", [*options, *place], session)
-        return f"completed (run {run}: advice from {result['samples']} samples)"
-    if resource.spec.type != "Compaction" or compaction is None:
-        return "skipped (the script is in a ConfigMap, which only Kubernetes has: kubectl apply)"
-    arguments = [
-        *("--topic", compaction.topic, *place),
-        *(["--retain-keyless"] if compaction.retain_keyless else []),
-    ]
-    result = driven("compaction", arguments, session)
-    return f"completed (run {run}: {result['keys']} keys of {result['messages_in']} messages)"
+    done = driven(spec.type, [*spec.driver_options(), *place], session)
+    return f"completed (run {run}: {_DONE[spec.type].format_map(done)})"
+
+
+_DONE = {
+    "Compaction": "{keys} keys of {messages_in} messages",
+    "LoadAnalytics": "advice from {samples} samples",
+    "TransactionLogCompaction": "{files} log files, {entries_out} entries",
+}
+"""What a run of each type did, in the fields of its result."""

@@ -1,7 +1,7 @@
 """`DataJob`: a Spark job over the messages of a cluster.
 
 Owns: its fields, defaults, limits and rules. Imports: resources.base, resources.cron,
-resources.log_compaction, magnetar.names. Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the
+resources.log_compaction, job_drivers, magnetar.names. Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the
 cluster's claim; what a user may override is what the fields say, and the service account is not
 among it.
 """
@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from magnetar import job_drivers
 from magnetar.errors import InvalidRequest
 from magnetar.names import NAME_LENGTH_MAX
 from magnetar.resources import base
@@ -344,6 +345,25 @@ class DataJobSpec(Model):
     executors: Executors = Field(
         default_factory=Executors, description="Number and size of the executors."
     )
+
+    def driver_options(self) -> list[str]:
+        """What the job's driver is told to do; of a script nothing, which only its starter finds."""
+        if self.type == job_drivers.LOAD_ANALYTICS:
+            wanted = self.load_analytics or LoadAnalytics()
+            return job_drivers.load_analytics_options(
+                wanted.history_days, wanted.window_seconds, wanted.valid_hours, wanted.sample_topics
+            )
+        if self.type == job_drivers.LOG_COMPACTION:
+            logs = self.transaction_log_compaction
+            assert logs is not None, "the rules admit no such job without topic or namespace"
+            return job_drivers.log_compaction_options(logs.topic or "", logs.namespace or "")
+        if self.type == job_drivers.COMPACTION:
+            compaction = self.compaction
+            assert compaction is not None, "the rules admit no such job without a topic"
+            return job_drivers.compaction_options(
+                compaction.topic, retain_keyless=compaction.retain_keyless
+            )
+        return []
 
 
 class JobProgress(StatusModel):

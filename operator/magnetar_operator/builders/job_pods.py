@@ -1,8 +1,6 @@
 """The pods of a DataJob: Spark's driver, and its executors.
 
-Owns: them, what they share, and the command lines of `magnetar_jobs.compact`,
-`magnetar_jobs.load_analytics`, `magnetar_jobs.script` and `magnetar_jobs.executor`. Imports:
-builders siblings, names. Pure. Invariants: a driver's name is a
+Owns: them, what they share, and their command lines. Imports: resources, builders siblings, names. Pure. Invariants: a driver's name is a
 function of (resource, run, attempt), an executor's of its driver and a number; a driver is never
 restarted in place: another attempt is another pod; its durable record, not its phase, says whether
 the run succeeded; an executor goes with its driver's pod; neither has a token of the API server,
@@ -13,8 +11,9 @@ from __future__ import annotations
 
 import base64
 
+from magnetar.job_drivers import DRIVERS, SCRIPT
 from magnetar.resources.broker_cluster import BrokerCluster
-from magnetar.resources.data_job import DataJob, LoadAnalytics
+from magnetar.resources.data_job import DataJob
 from magnetar.resources.pod_template import JobPodTemplate
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
@@ -224,36 +223,13 @@ def _add_script(pod: Manifest, job: DataJob) -> None:
 
 
 def _driver_arguments(job: DataJob, cluster: BrokerCluster, run: str) -> list[str]:
-    script, compaction = job.spec.py_spark, job.spec.compaction
-    if job.spec.type == "TransactionLogCompaction":
-        logs = job.spec.transaction_log_compaction
-        assert logs is not None, "the model's rules admit no such job without topic or namespace"
-        whose = ["--topic", logs.topic] if logs.topic else ["--namespace", logs.namespace or ""]
-        shared = _shared_arguments(job, cluster, run)
-        return ["python3", "-m", "magnetar_jobs.transaction_log", *whose, *shared]
-    if job.spec.type == "PySpark":
-        assert script is not None, "the model's rules admit no such job without a script"
-        return [
-            "python3", "-m", "magnetar_jobs.script",
-            "--script", f"{SCRIPT_PATH}/{script.key}", *_shared_arguments(job, cluster, run),
-            "--", *script.arguments,
-        ]  # fmt: skip
-    if job.spec.type == "LoadAnalytics":
-        wanted = job.spec.load_analytics or LoadAnalytics()
-        return [
-            "python3", "-m", "magnetar_jobs.load_analytics",
-            "--days", str(wanted.history_days),
-            "--window-seconds", str(wanted.window_seconds),
-            "--valid-hours", str(wanted.valid_hours),
-            "--sample-topics", str(wanted.sample_topics),
-            *_shared_arguments(job, cluster, run),
-        ]  # fmt: skip
-    assert compaction is not None, "the model's rules admit no compaction job without a topic"
-    arguments = [
-        "python3", "-m", "magnetar_jobs.compact",
-        "--topic", compaction.topic, *_shared_arguments(job, cluster, run),
-    ]  # fmt: skip
-    return [*arguments, "--retain-keyless"] if compaction.retain_keyless else arguments
+    shared = _shared_arguments(job, cluster, run)
+    arguments = ["python3", "-m", DRIVERS[job.spec.type], *job.spec.driver_options(), *shared]
+    if job.spec.type != SCRIPT:
+        return arguments
+    script = job.spec.py_spark
+    assert script is not None, "the model's rules admit no such job without a script"
+    return [*arguments, "--script", f"{SCRIPT_PATH}/{script.key}", "--", *script.arguments]
 
 
 def _shared_arguments(job: DataJob, cluster: BrokerCluster, run: str) -> list[str]:
