@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,3 +81,16 @@ def test_every_real_row_that_is_not_fine_has_a_remedy(tmp_path: Path) -> None:
 def test_listeners_are_private_and_distinct() -> None:
     assert {listener.address for listener in LISTENERS} == {LOOPBACK, BRIDGE_IP}
     assert len({(listener.address, listener.port) for listener in LISTENERS}) == len(LISTENERS)
+
+
+def test_a_node_that_runs_needs_little_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Programs and images are there already: 5 GiB do for it, and not for a new node."""
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * 2**30))
+    paths = Paths(cache=tmp_path)
+    disk = [
+        next(row for row in preflight.rows(paths, node_is_up=up) if row.check == "free disk")
+        for up in (True, False)
+    ]
+    assert [row.state for row in disk] == [State.OK, State.MISSING]
