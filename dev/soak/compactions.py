@@ -34,7 +34,7 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.storage.manifest import Manifest, load_manifest
 from magnetar.storage.names import SEGMENTS
-from magnetar.storage.volumes.opening import volume_at
+from magnetar.storage.volumes.opening import opened_at
 from magnetar_jobs.cluster import bundle_of_topic
 from magnetar_jobs.run_record import SUCCEEDED
 from magnetar_jobs.store_places import StorePlace, open_store
@@ -165,14 +165,11 @@ class Compactions:
             return JobRunRecord.decode(item.value) if item is not None else None
 
     async def _manifest(self) -> Manifest:
-        volume = volume_at(str(self._directory / "volume"), SystemClock())
-        try:
-            async with self._open() as store:
-                bundle = await bundle_of_topic(store, TOPIC)
-                manifest, _, _ = await load_manifest(store, volume, bundle)
-                return manifest
-        finally:
-            await volume.close()
+        location = str(self._directory / "volume")
+        async with self._open() as store, opened_at(location, SystemClock()) as volume:
+            bundle = await bundle_of_topic(store, TOPIC)
+            manifest, _, _ = await load_manifest(store, volume, bundle)
+            return manifest
 
     async def _intents(self) -> list[str]:
         async with self._open() as store:

@@ -25,23 +25,28 @@ from magnetar.compaction.commit import Committer
 from magnetar.compaction.intents import Conflict
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
-from magnetar.storage.volumes.opening import volume_at
+from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, shown, until_reached
-from magnetar_jobs.driver import Done, add_arguments, exit_code, recorded, session_settings
+from magnetar_jobs.driver import (
+    Done,
+    add_arguments,
+    exit_code,
+    recorded,
+    session_of,
+    session_settings,
+)
 from magnetar_jobs.execution import CompactionOptions, Written, compact_plan
 from magnetar_jobs.inputs import BEFORE_ALL, Position
 from magnetar_jobs.planning import CompactionPlan, plan_topic
 from magnetar_jobs.progress import (
     COMMITTING,
     PLANNING,
-    STARTING,
     Publisher,
     RunProgress,
 )
 from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.reporting import Report
-from magnetar_jobs.session import spark_session
 from magnetar_jobs.source import register_source
 
 if TYPE_CHECKING:
@@ -233,31 +238,28 @@ async def _compact_all(
     environment: Mapping[str, str],
     publisher: Publisher,
 ) -> Result:
-    progress = publisher.progress
     topics = await partitions_of(store, topic)
-    volume = volume_at(options.volume, clock)
-    try:
+    result, settings = Result(), session_settings(options, "compact")
+    async with opened_at(options.volume, clock) as volume:
         rolled = dict.fromkeys(topics, BEFORE_ALL)
         if not options.no_roll:
             url, token_file = options.broker_url or "", environment.get(TOKEN_FILE, "")
             for partition in topics:
                 rolled[partition] = await roll_owner(store, volume, partition, url, token_file)
-        result = Result()
-        settings = session_settings(options, "compact")
-        progress.begin_topics(len(topics))
-        progress.enter(STARTING)
-        await publisher.publish()  # nothing else runs here until the session has begun
-        with spark_session(settings, environment, progress.tasks) as session:
+        publisher.progress.begin_topics(len(topics))
+        async with session_of(settings, environment, publisher) as session:
             register_source(session)
-            committer = Committer(store, volume, clock, options.job, options.run)
-            compaction = CompactionOptions(options.retain_keyless, settings.parallelism)
             compactor = Compactor(
-                store, volume, options.volume, committer, session, compaction, progress
+                store,
+                volume,
+                options.volume,
+                Committer(store, volume, clock, options.job, options.run),
+                session,
+                CompactionOptions(options.retain_keyless, settings.parallelism),
+                publisher.progress,
             )
             for partition in topics:
                 await compactor.compact(partition, result, rolled[partition])
-    finally:
-        await volume.close()
     return result
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -22,12 +23,15 @@ from magnetar.clock import Clock
 from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, TopicNotFound
 from magnetar.metadata.store import MetadataStore
 from magnetar.storage.volumes.opening import check_location
-from magnetar_jobs.progress import Publisher, published
+from magnetar_jobs.progress import STARTING, Publisher, published
 from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.reporting import Report
 from magnetar_jobs.run_record import RunRecord
-from magnetar_jobs.session import JavaMissing, SessionSettings, lost_executors
+from magnetar_jobs.session import JavaMissing, SessionSettings, lost_executors, spark_session
 from magnetar_jobs.store_places import StorePlace, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = structlog.get_logger(__name__)
 
@@ -100,6 +104,18 @@ def session_settings(options: argparse.Namespace, prefix: str) -> SessionSetting
         executor_memory_mib=options.executor_memory_mib,
         executor_cores=options.executor_cores,
     )
+
+
+@asynccontextmanager
+async def session_of(
+    settings: SessionSettings, environment: Mapping[str, str], publisher: Publisher
+) -> AsyncIterator[SparkSession]:
+    """A Spark session. That it starts is published before: nothing else runs here until it has.
+    Raises JavaMissing, InvalidRequest."""
+    publisher.progress.enter(STARTING)
+    await publisher.publish()
+    with spark_session(settings, environment, publisher.progress.tasks) as session:
+        yield session
 
 
 async def recorded(

@@ -28,8 +28,9 @@ from magnetar_jobs.phases import (
 )
 from magnetar_jobs.planning import CompactionPlan
 from magnetar_jobs.progress import READING, WRITING
+from magnetar_jobs.segment_rows import SCHEMA, reference_of
 from magnetar_jobs.source import MESSAGES, read_topic
-from magnetar_jobs.writing import SEGMENT_BYTES_MAX, WRITTEN_SCHEMA, SurvivorWriter
+from magnetar_jobs.writing import SEGMENT_BYTES_MAX, SurvivorWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -164,17 +165,7 @@ def _write(
     # Sorted here and not by Spark, whose range partitioning would run the writer once more to take
     # samples.
     rows = sorted(
-        ordered.mapInArrow(writer, WRITTEN_SCHEMA).collect(),
+        ordered.mapInArrow(writer, SCHEMA).collect(),
         key=lambda row: (row["first_ledger"], row["first_entry"]),
     )
-    return tuple(
-        SegmentReference(
-            row["object"],
-            row["length"],
-            row["entries"],
-            row["bytes"],
-            (row["first_ledger"], row["first_entry"]),
-            (row["last_ledger"], row["last_entry"]),
-        )
-        for row in rows
-    )
+    return tuple(map(reference_of, rows))

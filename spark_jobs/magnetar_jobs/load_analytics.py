@@ -29,17 +29,23 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import BROKER_CONFIGURATION, DocumentsRecord
 from magnetar.metadata.store import Compare, MetadataStore, Put
 from magnetar.storage import names
-from magnetar.storage.volumes.opening import volume_at
+from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.analysis.advising import Purpose, advise
 from magnetar_jobs.analysis.measured import Measured
 from magnetar_jobs.analysis.report import report
-from magnetar_jobs.driver import Done, add_arguments, exit_code, recorded, session_settings
+from magnetar_jobs.driver import (
+    Done,
+    add_arguments,
+    exit_code,
+    recorded,
+    session_of,
+    session_settings,
+)
 from magnetar_jobs.load_measuring import measure
 from magnetar_jobs.load_samples import chosen, read_samples
-from magnetar_jobs.progress import COMMITTING, READING, STARTING, WRITING, Publisher
+from magnetar_jobs.progress import COMMITTING, READING, WRITING, Publisher
 from magnetar_jobs.reporting import Report
-from magnetar_jobs.session import SessionSettings, spark_session
 from magnetar_jobs.source import register_source
 from magnetar_jobs.stored_topics import stored_topics, with_keys
 
@@ -227,29 +233,16 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     settings = session_settings(options, KIND)
 
     async def work(store: MetadataStore, clock: Clock, publisher: Publisher) -> Done:
-        volume = volume_at(options.volume, clock)
-        place = Place(store, volume, options.volume, clock, options.job, options.run)
-        try:
-            return await _in_session(settings, environment, place, wanted, publisher)
-        finally:
-            await volume.close()
+        publisher.progress.begin_topics(1)
+        async with (
+            opened_at(options.volume, clock) as volume,
+            session_of(settings, environment, publisher) as session,
+        ):
+            register_source(session)
+            place = Place(store, volume, options.volume, clock, options.job, options.run)
+            return await run_once(session, place, wanted, settings.parallelism, publisher)
 
     return await recorded(options, KIND, SystemClock(), work)
-
-
-async def _in_session(
-    settings: SessionSettings,
-    environment: Mapping[str, str],
-    place: Place,
-    wanted: Options,
-    publisher: Publisher,
-) -> Done:
-    publisher.progress.begin_topics(1)
-    publisher.progress.enter(STARTING)
-    await publisher.publish()  # nothing else runs here until the session has begun
-    with spark_session(settings, environment, publisher.progress.tasks) as session:
-        register_source(session)
-        return await run_once(session, place, wanted, settings.parallelism, publisher)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,10 +19,16 @@ from pathlib import Path
 from magnetar.clock import Clock, SystemClock
 from magnetar.errors import InvalidRequest, MagnetarError
 from magnetar.metadata.store import MetadataStore
-from magnetar_jobs.driver import Done, add_arguments, exit_code, recorded, session_settings
-from magnetar_jobs.progress import STARTING, WORKING, Publisher
+from magnetar_jobs.driver import (
+    Done,
+    add_arguments,
+    exit_code,
+    recorded,
+    session_of,
+    session_settings,
+)
+from magnetar_jobs.progress import WORKING, Publisher
 from magnetar_jobs.reporting import Report
-from magnetar_jobs.session import spark_session
 from magnetar_jobs.source import register_source
 from magnetar_jobs.topic_source import MagnetarDataSource
 
@@ -64,14 +70,11 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     os.environ[VOLUME] = str(options.volume)
 
     async def work(store: MetadataStore, clock: Clock, publisher: Publisher) -> Done:  # noqa: ARG001 - the script opens its own
-        progress = publisher.progress
-        progress.enter(STARTING)
-        await publisher.publish()  # nothing else runs here until the session has begun
         settings = session_settings(options, KIND)
-        with spark_session(settings, environment, progress.tasks) as session:
+        async with session_of(settings, environment, publisher) as session:
             register_source(session)
             session.dataSource.register(MagnetarDataSource)
-            progress.enter(WORKING)
+            publisher.progress.enter(WORKING)
             await asyncio.to_thread(run_script, options.script, options.arguments)
         return Done({})
 

@@ -18,7 +18,7 @@ from magnetar.errors import InvalidRequest, ServiceNotReady
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.storage.log.index import LevelZeroIndex
-from magnetar.storage.volumes.opening import volume_at
+from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.cluster import (
     bundle_of_topic,
@@ -168,9 +168,8 @@ class TopicPlanner:
 async def open_planner(options: ReadOptions) -> AsyncIterator[TopicPlanner]:
     """A planner over the store and the volume that the options name."""
     clock = SystemClock()
-    async with open_store(options.store, clock, options.token_file) as store:
-        volume = volume_at(options.volume, clock)
-        try:
-            yield TopicPlanner(store, volume, options)
-        finally:
-            await volume.close()
+    async with (
+        open_store(options.store, clock, options.token_file) as store,
+        opened_at(options.volume, clock) as volume,
+    ):
+        yield TopicPlanner(store, volume, options)

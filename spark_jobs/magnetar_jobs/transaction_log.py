@@ -27,20 +27,25 @@ from magnetar.errors import MagnetarError, TopicNotFound
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.storage.manifest import SegmentReference
-from magnetar.storage.volumes.opening import volume_at
+from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, topics_of
-from magnetar_jobs.driver import Done, add_arguments, exit_code, recorded, session_settings
-from magnetar_jobs.progress import COMMITTING, PLANNING, STARTING, WRITING, Publisher, RunProgress
+from magnetar_jobs.driver import (
+    Done,
+    add_arguments,
+    exit_code,
+    recorded,
+    session_of,
+    session_settings,
+)
+from magnetar_jobs.progress import COMMITTING, PLANNING, WRITING, Publisher, RunProgress
 from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.reporting import Report
-from magnetar_jobs.session import spark_session
+from magnetar_jobs.segment_rows import SCHEMA, reference_of
 from magnetar_jobs.transaction_log_plan import LogPlan, plan_bundle
 from magnetar_jobs.transaction_log_writing import (
-    SEGMENTS_SCHEMA,
     PartWriter,
     parts_table,
-    reference_of,
 )
 
 if TYPE_CHECKING:
@@ -128,7 +133,7 @@ class SparkWriting:
             .sortWithinPartitions("topic", "ledger", "entry")
         )
         writer = PartWriter(self.volume, str(plan.bundle), intent)
-        rows = dealt.mapInArrow(writer, SEGMENTS_SCHEMA).collect()
+        rows = dealt.mapInArrow(writer, SCHEMA).collect()
         return [(row["topic"], reference_of(row)) for row in rows]
 
 
@@ -307,34 +312,27 @@ async def _compact_all(
     environment: Mapping[str, str],
     publisher: Publisher,
 ) -> Result:
-    progress = publisher.progress
     bundles = await by_bundle(store, names)
-    result = Result()
-    settings = session_settings(options, "transaction-log")
-    volume = volume_at(options.volume, clock)
-    try:
+    result, settings = Result(), session_settings(options, "transaction-log")
+    async with opened_at(options.volume, clock) as volume:
         owners = Owners(store, volume, options.broker_url or "", environment.get(TOKEN_FILE, ""))
         if not options.no_roll:
             for topics in bundles.values():
                 await owners.roll(topics)
-        progress.begin_topics(len(bundles))
-        progress.enter(STARTING)
-        await publisher.publish()  # nothing else runs here until the session has begun
-        with spark_session(settings, environment, progress.tasks) as session:
+        publisher.progress.begin_topics(len(bundles))
+        async with session_of(settings, environment, publisher) as session:
             compactor = LogCompactor(
                 store,
                 volume,
                 IntentWriter(store, volume, clock, KIND, options.job, options.run),
                 SparkWriting(session, options.volume, settings.parallelism),
-                progress,
+                publisher.progress,
             )
             for bundle, topics in bundles.items():
                 changed = await compactor.compact(bundle, frozenset(map(str, topics)), result)
                 if changed and not options.no_roll:
                     await owners.show(topics)
-                progress.topic_done()
-    finally:
-        await volume.close()
+                publisher.progress.topic_done()
     return result
 
 

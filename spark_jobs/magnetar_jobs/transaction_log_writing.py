@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from magnetar.storage.segments.level_one import SHARED_TOPIC_BYTES_MAX
 from magnetar.storage.segments.segment import RunSegmentWriter
 from magnetar.wire.checksum import entry_checksum_ok
 from magnetar_jobs.files import VolumeFiles
+from magnetar_jobs.segment_rows import segment_row
 from magnetar_jobs.transaction_log_plan import Ordered, Part
 
 GAP_BYTES_MAX = 64 << 10
@@ -36,24 +37,9 @@ WINDOW_BYTES_MAX = 4 << 20
 SEGMENT_BYTES_MAX = 64 << 20
 
 PART_COLUMNS = ("task", "segment", *Part._fields)
-_TEXTS = ("topic", "incarnation", "name", "object")
+_TEXTS = ("topic", "incarnation", "name")
 _ARROW = {**dict.fromkeys(_TEXTS, pa.string()), "task": pa.int32()}
 PARTS_ARROW = pa.schema([(column, _ARROW.get(column, pa.int64())) for column in PART_COLUMNS])
-SEGMENT_COLUMNS = (
-    "topic",
-    "object",
-    "offset",
-    "length",
-    "entries",
-    "bytes",
-    "first_ledger",
-    "first_entry",
-    "last_ledger",
-    "last_entry",
-)
-SEGMENTS_SCHEMA = ", ".join(
-    f"{column} {'string' if column in _TEXTS else 'bigint'}" for column in SEGMENT_COLUMNS
-)
 
 
 def parts_table(ordered: Iterable[Ordered]) -> pa.Table:
@@ -61,19 +47,6 @@ def parts_table(ordered: Iterable[Ordered]) -> pa.Table:
     rows = [(found.task, found.segment, *found.part) for found in ordered]
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(PART_COLUMNS)
     return pa.table(dict(zip(PART_COLUMNS, columns, strict=True)), schema=PARTS_ARROW)
-
-
-def reference_of(row: Any) -> SegmentReference:
-    """A segment as the manifest has it."""
-    return SegmentReference(
-        row["object"],
-        row["length"],
-        row["entries"],
-        row["bytes"],
-        (row["first_ledger"], row["first_entry"]),
-        (row["last_ledger"], row["last_entry"]),
-        row["offset"],
-    )
 
 
 class Written(NamedTuple):
@@ -163,7 +136,8 @@ class PartWriter:
             )
         offset = 0
         for found in written:
-            yield _row(name, offset, found)
+            segment = SegmentReference.written(name, len(found.data), found.footer, offset)
+            yield segment_row(found.topic, segment)
             offset += len(found.data)
 
 
@@ -177,26 +151,6 @@ def _ordered(batches: Iterator[pa.RecordBatch]) -> Iterator[Ordered]:
 def _finished(topic: str, writer: RunSegmentWriter) -> Written:
     pieces, footer = writer.finish()
     return Written(topic, b"".join(pieces), footer)
-
-
-def _row(name: str, offset: int, written: Written) -> pa.RecordBatch:
-    blocks = written.footer.blocks
-    first, last = blocks[0], blocks[-1]
-    values = (
-        written.topic,
-        name,
-        offset,
-        len(written.data),
-        written.footer.rows,
-        sum(block.bytes for block in blocks),
-        first.first_ledger,
-        first.first_entry,
-        last.last_ledger,
-        last.last_entry,
-    )
-    return pa.RecordBatch.from_arrays(
-        [pa.array([value]) for value in values], names=list(SEGMENT_COLUMNS)
-    )
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -29,27 +29,16 @@ from magnetar.compaction.view_rows import view_row
 from magnetar.errors import CorruptData
 from magnetar.names import BundleName
 from magnetar.storage import names
+from magnetar.storage.manifest import SegmentReference
 from magnetar.storage.segments.format import IS_DECIDED, Footer, Row
 from magnetar.storage.segments.segment import SegmentWriter
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.files import VolumeFiles
 from magnetar_jobs.inputs import Group, read_group
 from magnetar_jobs.rows import Rows
+from magnetar_jobs.segment_rows import segment_row
 
 SEGMENT_BYTES_MAX = 64 << 20
-_WRITTEN_COLUMNS = (
-    "object",
-    "length",
-    "entries",
-    "bytes",
-    "first_ledger",
-    "first_entry",
-    "last_ledger",
-    "last_entry",
-)
-WRITTEN_SCHEMA = ", ".join(
-    f"{column} {'string' if column == 'object' else 'bigint'}" for column in _WRITTEN_COLUMNS
-)
 
 
 class SurvivorStream:
@@ -108,7 +97,7 @@ class SurvivorWriter:
                         f"{name} is there already: two attempts have the same number; remove it "
                         "and run again"
                     )
-                yield written_row(name, len(data), footer)
+                yield segment_row(self.topic, SegmentReference.written(name, len(data), footer))
 
     def segments(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[list[bytes], Footer]]:
         """The bytes of each segment, with its footer."""
@@ -177,22 +166,3 @@ def surviving_row(rows: Rows, place: int, keep: list[int]) -> Row:
         rows.entry_bytes(place),
     )
     return view_row(stored, keep)
-
-
-def written_row(name: str, length: int, footer: Footer) -> pa.RecordBatch:
-    """One row of WRITTEN_SCHEMA."""
-    first, last = footer.blocks[0], footer.blocks[-1]
-    size = sum(block.bytes for block in footer.blocks)
-    values = (
-        name,
-        length,
-        footer.rows,
-        size,
-        first.first_ledger,
-        first.first_entry,
-        last.last_ledger,
-        last.last_entry,
-    )
-    return pa.RecordBatch.from_arrays(
-        [pa.array([value]) for value in values], names=list(_WRITTEN_COLUMNS)
-    )

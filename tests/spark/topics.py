@@ -177,7 +177,6 @@ class StoredTopic:
         index = LevelZeroIndex.decode(await self.volume.read(names.index(incarnation, 0)), "index")
         data = await self.volume.read(names.log_file(incarnation, 0))
         writer = RunSegmentWriter({"topic": str(TOPIC), "bundle": str(self.bundle)})
-        size = 0
         for run in index.runs(str(TOPIC)):
             length = sum(run.lengths)
             payload = data[run.offset : run.offset + length]
@@ -191,14 +190,11 @@ class StoredTopic:
                     payload,
                 )
             )
-            size += length
         pieces, footer = writer.finish()
         name = names.segment(self.bundle, f"level1-{incarnation}")
         before = b"the segment of another topic of this bundle"
         await self.volume.put_if_absent(name, before + b"".join(pieces))
-        first, last = footer.blocks[0], footer.blocks[-1]
-        span = ((first.first_ledger, first.first_entry), (last.last_ledger, last.last_entry))
-        reference = SegmentReference(name, writer.length, footer.rows, size, *span, len(before))
+        reference = SegmentReference.written(name, writer.length, footer, len(before))
         await self.edit(lambda found: dataclasses.replace(found, level1=(*found.level1, reference)))
 
     async def edit(self, change: Any) -> None:

@@ -14,9 +14,10 @@ from magnetar.names import TopicName
 from magnetar.storage.manifest import SegmentReference
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.files import VolumeFiles
+from magnetar_jobs.segment_rows import reference_of
 from magnetar_jobs.transaction_log import KIND, LogCompactor, Result
 from magnetar_jobs.transaction_log_plan import LogPlan
-from magnetar_jobs.transaction_log_writing import PartWriter, reference_of
+from magnetar_jobs.transaction_log_writing import PartWriter
 from tests.support.brokers import TOPIC
 
 

@@ -26,6 +26,7 @@ from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, P
 from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
 from magnetar.storage.document import close_document, decode_document, document_json, json_items
+from magnetar.storage.segments.format import Footer
 from magnetar.storage.turns import Turns
 from magnetar.storage.volumes.volume import Volume
 
@@ -64,6 +65,20 @@ class SegmentReference:
     first: tuple[int, int]
     last: tuple[int, int]
     offset: int = 0
+
+    @staticmethod
+    def written(object: str, length: int, footer: Footer, offset: int = 0) -> SegmentReference:
+        """The reference to a segment with this block index."""
+        first, last = footer.blocks[0], footer.blocks[-1]
+        return SegmentReference(
+            object,
+            length,
+            footer.rows,
+            sum(block.bytes for block in footer.blocks),
+            (first.first_ledger, first.first_entry),
+            (last.last_ledger, last.last_entry),
+            offset,
+        )
 
 
 @dataclass(frozen=True, slots=True)

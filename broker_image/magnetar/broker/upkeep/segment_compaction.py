@@ -134,10 +134,7 @@ class RoundWriter:
         """A segment that would be small as an object (`level_one.shared_objects`) shares one,
         whatever else its topic has: so merging ends."""
         pieces, footer = writer.finish()
-        first, last = footer.blocks[0], footer.blocks[-1]
-        size = sum(block.bytes for block in footer.blocks)
-        ends = (first.first_ledger, first.first_entry), (last.last_ledger, last.last_entry)
-        reference = SegmentReference("", writer.length, footer.rows, size, *ends)
+        reference = SegmentReference.written("", writer.length, footer)
         if writer.length >= SHARED_TOPIC_BYTES_MAX:
             await self._put(pieces, [(topic, 0, reference)])
             return

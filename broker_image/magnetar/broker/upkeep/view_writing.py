@@ -125,15 +125,5 @@ class ViewWriter:
             raise StorageError(
                 f"{name} exists already: two writers drew the same intent; compact again"
             )
-        first, last = footer.blocks[0], footer.blocks[-1]
-        self._written.append(
-            SegmentReference(
-                name,
-                len(data),
-                footer.rows,
-                sum(block.bytes for block in footer.blocks),
-                (first.first_ledger, first.first_entry),
-                (last.last_ledger, last.last_entry),
-            )
-        )
+        self._written.append(SegmentReference.written(name, len(data), footer))
         self.context.metrics.compaction.bytes_written.inc(len(data))

@@ -10,6 +10,8 @@ Invariants: a volume that owners write to is returned only after its probe has p
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -80,6 +82,16 @@ def volume_at(location: str, clock: Clock, reserve_bytes: int = 0) -> PosixVolum
         region=parameters.get("region", ""),
     )
     return SlotVolume(RetryingObjects(client, clock), clock)
+
+
+@asynccontextmanager
+async def opened_at(location: str, clock: Clock) -> AsyncIterator[PosixVolume | SlotVolume]:
+    """As `volume_at`, closed in the end. Raises InvalidRequest."""
+    volume = volume_at(location, clock)
+    try:
+        yield volume
+    finally:
+        await volume.close()
 
 
 async def open_volume(
