@@ -20,6 +20,7 @@ from magnetar.balance.advice import LoadAdvice
 from magnetar.balance.cluster import Cluster, Memory, Move, Outcome
 from magnetar.balance.filters import Policies, Situation
 from magnetar.balance.placement import place
+from magnetar.balance.planner import unmeasured
 from magnetar.balance.settings import Settings
 from magnetar.balance.shedding.cycle import shed
 from magnetar.balance.splitting import merge, split
@@ -54,6 +55,19 @@ class Request(Record):
     def situation(self) -> Situation:
         settings = Settings.read(self.settings)
         return Situation(self.cluster, self.memory, self.policies, settings, self.seed, self.advice)
+
+
+def shedding(
+    cluster: Cluster,
+    policies: Policies,
+    memory: Memory,
+    settings: Settings,
+    seed: int,
+    advice: LoadAdvice | None,
+) -> Request:
+    """What the strategy in force is asked. Of the advice that is kept which a plan takes."""
+    found = unmeasured(cluster, advice)
+    return Request(SHED, cluster, memory, policies, settings.named(), seed, advice=found)
 
 
 def _placed(request: Request) -> Outcome:

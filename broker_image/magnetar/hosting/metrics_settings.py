@@ -22,11 +22,7 @@ class MetricsSettings:
         0, 0, 1, "1: metrics name consumers of topics that they name"
     )
     exposeProducerLevelMetricsInPrometheus: int = bounded(
-        0,
-        0,
-        1,
-        "1: metrics name producers of topics that they name, and these count what they publish, 0.3 us "
-        "a run",
+        0, 0, 1, "1: metrics name producers of topics that they name"
     )
     metrics_publish_histograms: int = bounded(
         0,

@@ -347,7 +347,7 @@ class DataJobSpec(Model):
     )
 
     def driver_options(self) -> list[str]:
-        """What the job's driver is told to do; of a script nothing, which only its starter finds."""
+        """Options of the job's driver. A script has none here: its starter finds it."""
         if self.type == job_drivers.LOAD_ANALYTICS:
             wanted = self.load_analytics or LoadAnalytics()
             return job_drivers.load_analytics_options(

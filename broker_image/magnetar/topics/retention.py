@@ -117,6 +117,10 @@ class Ages:
         index = bisect_right(self._marks, ordinal, key=lambda mark: mark.end)
         return self._marks[index].elapsed_ms if index < len(self._marks) else now_ms
 
+    def waited_ms(self, ordinal: int, now_ms: int) -> int:
+        """How long ago the entry `ordinal` was appended, or less."""
+        return now_ms - self.appended_by(ordinal, now_ms)
+
     def bytes_before(self, ordinal: int, end: int) -> int:
         """Bytes of all entries below `ordinal`, estimated between two marks; `end` is one more
         than the last ordinal."""

@@ -43,7 +43,7 @@ def test_without_limits_nothing_waits_and_a_clock_that_stands_still_gives_nothin
 def test_over_a_long_time_no_more_goes_through_than_the_rate(
     limit: int, period_s: int, steps: list[tuple[float, int]]
 ) -> None:
-    """Whoever waits as asked gets the rate, a period's worth at once, and the last step's size."""
+    """Who waits as asked gets the rate, a period's worth at once, and the last step's size."""
     bucket, now, taken = TokenBucket(Rate(limit, period_s=period_s), 0.0), 0.0, 0
     for pause_s, count in steps:
         now += pause_s

@@ -109,18 +109,12 @@ class Balance:
         memory = self._memory()
 
         def answer() -> dict[str, Any]:
-            from magnetar.balance.decision import SHED, Request, decide, recorded
-            from magnetar.balance.planner import filled, unmeasured
+            from magnetar.balance.decision import decide, recorded, shedding
+            from magnetar.balance.planner import filled
 
             picture = sight.picture(())
-            request = Request(
-                SHED,
-                picture.cluster,
-                memory,
-                picture.policies,
-                settings.named(),
-                seed,
-                advice=unmeasured(picture.cluster, picture.advice),
+            request = shedding(
+                picture.cluster, picture.policies, memory, settings, seed, picture.advice
             )
             outcome = decide(request)
             loads = filled(request.situation())

@@ -172,9 +172,8 @@ def _oldest_backlog(host: TopicHost, now_ms: int) -> dict[str, Any]:
     if not marks:
         return {"oldestBacklogMessageAgeSeconds": -1}
     name = min(marks, key=lambda subscription: marks[subscription])
-    waited_ms = now_ms - core.ages.appended_by(marks[name], now_ms)
     return {
-        "oldestBacklogMessageAgeSeconds": waited_ms // 1000,
+        "oldestBacklogMessageAgeSeconds": core.ages.waited_ms(marks[name], now_ms) // 1000,
         "oldestBacklogMessageSubscriptionName": name,
     }
 

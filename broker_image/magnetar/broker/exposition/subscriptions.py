@@ -26,9 +26,7 @@ class ReadSubscription:
         if cursor.mark_delete < cursor.end:
             now_ms = elapsed_ms(host.topic.context.clock)
             self.backlog_bytes = topic.ages.bytes_from(cursor.mark_delete, cursor.end)
-            self.backlog_age_s = (
-                now_ms - topic.ages.appended_by(cursor.mark_delete, now_ms)
-            ) / 1000
+            self.backlog_age_s = topic.ages.waited_ms(cursor.mark_delete, now_ms) / 1000
         self.consumers = [
             (session, consumer_rates(session))
             for session in self.core.consumers

@@ -96,7 +96,7 @@ class Publishing:
             (found.cursor.mark_delete for found in core.subscriptions.values() if found.durable),
             default=end,
         )
-        age_s = (now_ms - core.ages.appended_by(first, now_ms)) / 1000 if first < end else 0.0
+        age_s = core.ages.waited_ms(first, now_ms) / 1000 if first < end else 0.0
         verdict = judge(quotas, core.ages.bytes_from(first, end), age_s)
         block = None
         if verdict.block:

@@ -7,13 +7,14 @@ alone; storage is listed once per interval of writing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import structlog
 
 from magnetar.balance.settings import MIB, Settings
 from magnetar.broker.context import BrokerContext
 from magnetar.storage import names
+from magnetar.storage.dated import surplus
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +39,8 @@ class LoadHistoryCollector:
         bytes_max = round(settings.history_mib_max * MIB)
         for directory in (names.LOAD_HISTORY, names.LOAD_REPORTS):
             listed = await self._context.volume.list(directory)
-            gone = surplus(listed, since_ms, bytes_max)
+            places = {name: place for name in listed if (place := place_of(name)) is not None}
+            gone = surplus(places, since_ms, bytes_max)
             for name in gone:
                 await self._context.volume.remove(name)
             if gone:
@@ -46,18 +48,7 @@ class LoadHistoryCollector:
         self._due = now + settings.history_write_s
 
 
-def surplus(listed: Iterable[str], since_ms: int, bytes_max: int) -> list[str]:
-    """Of these names those that are from before `since_ms`, or beyond so many bytes."""
-    places = {name: place for name in listed if (place := _place(name)) is not None}
-    kept, gone = 0, []
-    for name, (at_ms, size) in sorted(places.items(), reverse=True):
-        kept += size
-        if at_ms < since_ms or kept > bytes_max:
-            gone.append(name)
-    return sorted(gone)
-
-
-def _place(name: str) -> tuple[int, int] | None:
+def place_of(name: str) -> tuple[int, int] | None:
     """When the newest of an object's content is from, and its size."""
     history, report = names.load_history_place(name), names.load_report_place(name)
     if history is not None:

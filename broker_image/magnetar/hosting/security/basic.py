@@ -1,7 +1,7 @@
 """Who shows a user and a password.
 
 Owns: `BasicChecks`, which remembers what was right and limits how often it hashes. Imports:
-security.passwords, errors. Pure: time comes in. Invariants: peers that have shown nothing right yet
+security.passwords, topics.rates, errors. Pure: time comes in. Invariants: peers that have shown nothing right yet
 make this process hash `CHECKS_PER_S_MAX` times a second at most, whatever they send; a password is
 remembered as a keyed digest only.
 """
@@ -13,7 +13,9 @@ import hashlib
 import hmac
 
 from magnetar.errors import AuthenticationFailed, ServiceNotReady
+from magnetar.policies import Rate
 from magnetar.security.passwords import Passwords
+from magnetar.topics.rates import TokenBucket
 
 METHOD = "basic"
 CHECKS_PER_S_MAX = 20
@@ -29,7 +31,7 @@ class BasicChecks:
         """`key`: random, by which what was right is remembered."""
         self._key = key
         self._right: dict[bytes, str] = {}
-        self._left, self._since = float(CHECKS_PER_S_MAX), 0.0
+        self._checks = TokenBucket(Rate(messages=CHECKS_PER_S_MAX), 0.0)
 
     def forget(self) -> None:
         self._right.clear()
@@ -60,14 +62,12 @@ class BasicChecks:
 
     def _take(self, now: float) -> None:
         """Count one hash."""
-        passed, self._since = max(0.0, now - self._since), now
-        self._left = min(float(CHECKS_PER_S_MAX), self._left + passed * CHECKS_PER_S_MAX)
-        if self._left < 1:
+        if self._checks.wait_s(now) > 0:
             raise ServiceNotReady(
                 f"More than {CHECKS_PER_S_MAX} new passwords a second are tried here; connect "
                 "again in a moment"
             )
-        self._left -= 1
+        self._checks.take(1, 0)
 
 
 def of_header(shown: str) -> bytes:

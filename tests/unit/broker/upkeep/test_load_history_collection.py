@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from magnetar.balance.settings import Settings
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.upkeep.load_history_collection import LoadHistoryCollector, surplus
+from magnetar.broker.upkeep.load_history_collection import LoadHistoryCollector, place_of
+from magnetar.storage.dated import surplus
 from magnetar.storage.names import (
     LoadHistoryPlace,
     LoadReportPlace,
@@ -27,10 +28,11 @@ def history(at: int, broker: str = "b", size: int = 100) -> str:
 def test_the_oldest_go_by_age_and_by_size() -> None:
     listed = [history(at, broker) for at in range(10) for broker in ("a", "b")]
     listed.append("load-history/not-ours")
-    assert surplus(listed, 0, 10**9) == []
-    assert surplus(listed, 7 * MINUTE_MS, 10**9) == listed[:4]
-    assert surplus(listed, 0, 500) == listed[:15]
-    assert surplus(listed, 10**12, 10**9) == listed[:20]
+    places = {name: place for name in listed if (place := place_of(name)) is not None}
+    assert surplus(places, 0, 10**9) == []
+    assert surplus(places, 7 * MINUTE_MS, 10**9) == listed[:4]
+    assert surplus(places, 0, 500) == listed[:15]
+    assert surplus(places, 10**12, 10**9) == listed[:20]
 
 
 async def test_the_collector_deletes_reports_and_samples_once_an_interval() -> None:

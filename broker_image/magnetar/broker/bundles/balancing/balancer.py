@@ -259,19 +259,11 @@ def _decided(
     seed: int,
     keep_idle: bool,
 ) -> _Decided:
-    from magnetar.balance.decision import SHED, Request, decide, recorded  # a leader's alone
-    from magnetar.balance.planner import filled, gain, unmeasured
+    from magnetar.balance.decision import decide, recorded, shedding  # a leader's alone
+    from magnetar.balance.planner import filled, gain
 
     picture = sight.picture(frozenset(orphans))
-    request = Request(
-        SHED,
-        picture.cluster,
-        memory,
-        picture.policies,
-        settings.named(),
-        seed,
-        advice=unmeasured(picture.cluster, picture.advice),
-    )
+    request = shedding(picture.cluster, picture.policies, memory, settings, seed, picture.advice)
     outcome = decide(request)
     record = recorded(request, outcome).encode() if outcome.moves or keep_idle else b""
     situation = request.situation()

@@ -16,6 +16,7 @@ import structlog
 
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StorageError, StoreError
+from magnetar.storage.dated import surplus
 from magnetar.storage.names import DECISIONS, decision_name, decision_place
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class DecisionLog:
                 at_ms, encoded = self._unsaved[0]
                 await volume.put_if_absent(decision_name(at_ms, author, len(encoded)), encoded)
                 self._unsaved.popleft()
-            for name in _surplus(await self.names(), self._context.clock.wall_ms()):
+            places = {name: decision_place(name) or (0, 0) for name in await self.names()}
+            since_ms = self._context.clock.wall_ms() - KEPT_MS
+            for name in surplus(places, since_ms, KEPT_BYTES_MAX, KEPT_MAX):
                 await volume.remove(name)
         except StorageError as error:
             log.warning("balance.decision_not_kept", error=str(error))
@@ -95,15 +98,3 @@ class DecisionLog:
         except StoreError as error:
             log.warning("balance.decision_unreadable", name=name, error=str(error))
             return None
-
-
-def _surplus(names: list[str], now_ms: int) -> list[str]:
-    """Names beyond the bounds, of names newest first."""
-    size, kept = 0, 0
-    for name in names:
-        at_ms, length = decision_place(name) or (0, 0)
-        size += length
-        if kept == KEPT_MAX or size > KEPT_BYTES_MAX or at_ms < now_ms - KEPT_MS:
-            break
-        kept += 1
-    return names[kept:]

@@ -19,7 +19,12 @@ import structlog
 from magnetar.balance.load import BundleLoad, LoadReport, Rates, TopicLoad
 from magnetar.balance.load_history import BundleSample, LoadSample, hottest, most_loaded
 from magnetar.balance.settings import Settings
-from magnetar.broker.bundles.balancing.sampling import LoadSampler, SampledBundle
+from magnetar.broker.bundles.balancing.sampling import (
+    Counts,
+    LoadSampler,
+    SampledBundle,
+    rates_of,
+)
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.metrics import Traffic
 from magnetar.errors import StorageError
@@ -34,7 +39,6 @@ BUNDLES_PER_TURN = 500
 GZIP_LEVEL = 6
 LAST_S = 2.0
 """What a stop waits for the last samples."""
-Counts = tuple[int, int, int, int]
 
 
 class LoadHistory:
@@ -97,7 +101,7 @@ class LoadHistory:
             self._counts[name] = owned.traffic, counts
             load, (traffic, earlier) = self._sampler.loads.get(name), before.get(name, _NOTHING)
             if load is not None and traffic is owned.traffic:
-                found.append((load, _rates(earlier, counts, seconds)))
+                found.append((load, rates_of(earlier, counts, seconds).rounded()))
             await turns.after(1)
         topics = {load.name: self._sampler.topics_of(load.name) for load in report.top}
         line = await self._context.compute(
@@ -114,10 +118,6 @@ class LoadHistory:
 
 _NOTHING: tuple[Traffic | None, Counts] = (None, (0, 0, 0, 0))
 """Of a bundle that was not served here when the sample began: it is in the next one."""
-
-
-def _rates(before: Counts, now: Counts, seconds: float) -> Rates:
-    return Rates(*((new - old) / seconds for new, old in zip(now, before, strict=True))).rounded()
 
 
 def _sample(

@@ -143,7 +143,7 @@ class LoadSampler:
         seen, now = self._bundles[name], self._context.clock.monotonic()
         counts, seconds = owned.traffic.counts(), now - seen.since
         if seconds >= SPAN_S_MIN:
-            rates = _rates(seen.counts, counts, seconds)
+            rates = rates_of(seen.counts, counts, seconds)
             if seen.history is not None or rates.size:
                 seen.history = (seen.history or History()).observe(rates)
                 await turns.after(SAMPLED_WORK)
@@ -165,7 +165,7 @@ class LoadSampler:
         for topic in [*owned.topics.values(), *owned.unstored.values()]:
             text, counts = str(topic.name), _counts(topic.core.counters)
             seen.topics[text] = counts
-            rates = _rates(before.get(text, counts), counts, seconds).rounded()
+            rates = rates_of(before.get(text, counts), counts, seconds).rounded()
             found.append(TopicLoad(text, topic.name.hash, rates))
             await turns.after(1)
         seen.loads = found
@@ -215,7 +215,7 @@ def _counts(counters: Counters) -> Counts:
     )
 
 
-def _rates(before: Counts, now: Counts, seconds: float) -> Rates:
+def rates_of(before: Counts, now: Counts, seconds: float) -> Rates:
     """Per second. Counters of a topic that was deleted and created again went back: 0."""
     span = max(seconds, 1e-3)
     return Rates(*((new - old) / span for new, old in zip(now, before, strict=True)))
