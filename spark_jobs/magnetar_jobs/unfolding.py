@@ -1,7 +1,7 @@
 """Messages out of stored entries, as Arrow batches.
 
 Owns: columns of the data source `magnetar`, `Selection`, which messages are wanted, and
-`Unfolding`, which opens entries. Imports: numpy, pyarrow, wire, codec, messages, rows, bounds.
+`Unfolding`, which opens entries. Imports: numpy, pyarrow, wire, messages, rows, bounds.
 Invariants: a message comes out where its last byte lies, once; markers and messages that compaction
 removed never do; what is not wanted is left out before it is decompressed; a stretch of entries is
 never copied as a whole.
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from magnetar.compaction.codec import decompress
 from magnetar.compaction.messages import BATCH_MESSAGES_MAX, key_of
 from magnetar.errors import CorruptData, LimitExceeded, ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
@@ -367,12 +366,12 @@ class Unfolding:
         if not entry.batched:
             key = key_of(metadata)
             if selection.admits(key, metadata.event_time):
-                value = bytes(uncompressed(entry, decompress)) if self._with_values else b""
+                value = bytes(uncompressed(entry)) if self._with_values else b""
                 found.add(row, metadata, metadata, key, value)
             return
         if metadata.num_messages_in_batch > BATCH_MESSAGES_MAX:
             raise ProtocolError(f"it claims {metadata.num_messages_in_batch} messages")
-        for index, single in enumerate(batch_messages(entry, decompress)):
+        for index, single in enumerate(batch_messages(entry)):
             self._take(row, metadata, single, index, found)
 
     def _take(

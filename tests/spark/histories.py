@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from magnetar.compaction.codec import compress, decompress
 from magnetar.topics.ledger_ids import epoch_of, ledger_of
 from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.compression import compress, decompress
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry, parse_entry
 
 COMPRESSIONS = (api.NONE, api.LZ4, api.ZLIB, api.ZSTD, api.SNAPPY)

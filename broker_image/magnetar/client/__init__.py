@@ -15,7 +15,6 @@ import logging
 
 from magnetar.client.avro_records import AvroSchema
 from magnetar.client.client import Client
-from magnetar.client.compression import Compression
 from magnetar.client.consumer import Consumer, Reader
 from magnetar.client.exactly_once import exactly_once
 from magnetar.client.failures import (
@@ -28,7 +27,7 @@ from magnetar.client.failures import (
     Undecodable,
 )
 from magnetar.client.messages import EARLIEST, LATEST, Message, MessageId
-from magnetar.client.outgoing import Batching
+from magnetar.client.outgoing import Batching, Compression
 from magnetar.client.producer import KeyHash, Producer, Routing
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
 from magnetar.client.schemas import STRING, JsonSchema, Schema, StringSchema

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, Self
 
 from magnetar.client.attachment import Session
-from magnetar.client.compression import Compression, available
 from magnetar.client.connection import KEEP_ALIVE_S, Credentials
 from magnetar.client.consumer import Consumer, Reader, Subscribed
 from magnetar.client.coordinators import Coordinators
@@ -23,7 +22,7 @@ from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.growth import PARTITIONS_CHECK_S
 from magnetar.client.inbox import Inbox
 from magnetar.client.messages import EARLIEST, LATEST, MessageId
-from magnetar.client.outgoing import Batching
+from magnetar.client.outgoing import Batching, Compression
 from magnetar.client.partitions import Partitions
 from magnetar.client.patterns import MatchingTopics, TopicPattern
 from magnetar.client.pool import Pool
@@ -139,7 +138,7 @@ class Client:
         options = ProducerOptions(
             name=name,
             batching=batching,
-            compression=available(Compression(compression)),
+            compression=Compression(compression),
             send_timeout_s=send_timeout_s,
             messages_pending_max=pending_max,
             access_mode=api.ProducerAccessMode.Value(access_mode),

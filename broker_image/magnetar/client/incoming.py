@@ -1,6 +1,6 @@
 """Messages on their way in.
 
-Owns: turning a MESSAGE's entry into application messages. Imports: wire, compression, messages.
+Owns: turning a MESSAGE's entry into application messages. Imports: wire, messages.
 Source: Pulsar's protocol; MESSAGE.ack_set (bit 1 = not acknowledged yet), compacted_out and
 compacted_batch_indexes. Invariant: messages acknowledged or compacted away are left out; `skipped`
 says how many of those the broker charged permits for.
@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from magnetar.client.chunks import Chunk
-from magnetar.client.compression import decompress
 from magnetar.client.messages import Message, MessageId, ack_mask
 from magnetar.client.schemas import BYTES, Schema
 from magnetar.errors import MagnetarError, ProtocolError
@@ -73,7 +72,7 @@ def open_chunked(
 def _open_single(
     topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]
 ) -> Message[Any]:
-    payload = bytes(uncompressed(entry, decompress))
+    payload = bytes(uncompressed(entry))
     metadata = entry.metadata
     return _message(topic, command, entry, metadata, -1, 0, metadata.sequence_id, payload, schema)
 
@@ -82,7 +81,7 @@ def _open_batch(
     topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]
 ) -> Received:
     metadata = entry.metadata
-    batch = batch_messages(entry, decompress)
+    batch = batch_messages(entry)
     remaining = ack_mask(list(command.ack_set)) if command.ack_set else -1
     gone = frozenset(metadata.compacted_batch_indexes)
     messages: list[Message[Any]] = []

@@ -7,17 +7,28 @@ unbatched (as the C++ client does), so its id has no batch index.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from magnetar.client.compression import Compression, compress
 from magnetar.errors import InvalidRequest
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
+from magnetar.wire.compression import compress
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry
 
 CHUNK_BYTES_MIN = 256
+
+
+class Compression(enum.Enum):
+    """What a producer may compress with."""
+
+    NONE = "none"
+    ZLIB = "zlib"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +133,9 @@ def _described(
         metadata.highest_sequence_id = messages[-1].sequence_id
         payload = encode_batch(_batched(message) for message in messages)
     metadata.uncompressed_size = len(payload)
-    kind, compressed = compress(compression, payload)
-    if kind != api.NONE:
-        metadata.compression = kind
-    return metadata, compressed
+    if compression is not Compression.NONE:
+        metadata.compression = api.CompressionType.Value(compression.name)
+    return metadata, compress(metadata.compression, payload)
 
 
 def _batched(message: Outgoing) -> BatchMessage:

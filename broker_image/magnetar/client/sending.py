@@ -19,11 +19,10 @@ from typing import Any, TypeAlias
 
 from magnetar.client.assertions import Assertions
 from magnetar.client.attachment import Attachment, Session
-from magnetar.client.compression import Compression
 from magnetar.client.connection import Connection
 from magnetar.client.failures import AlreadyClosed, BrokerRefused, SendTimeout, failure_of
 from magnetar.client.messages import MessageId
-from magnetar.client.outgoing import Batching, Outgoing, encode, encode_chunks
+from magnetar.client.outgoing import Batching, Compression, Outgoing, encode, encode_chunks
 from magnetar.client.schemas import BYTES, Schema
 from magnetar.errors import (
     InvalidRequest,

@@ -1,7 +1,7 @@
 """What topic compaction sees in one stored entry, and how a batch is rewritten.
 
 Owns: the decision per message (key, live or deleted, chunk, marker) and the rewriting of batches.
-Imports: errors, wire, codec. Pure. Invariants: - a message is a deletion if its *payload* is empty
+Imports: errors, wire. Pure. Invariants: - a message is a deletion if its *payload* is empty
 (or `null_value` is set), whatever its metadata weighs (#25817); - every message of a batch is
 decided on its own (#20980); a message that an earlier run removed is neither kept nor a deletion; -
 markers are never keyed data; what cannot be opened is kept, never judged; - a rewritten batch keeps
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from magnetar.compaction.codec import compress, decompress
 from magnetar.errors import ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import BROKER_METADATA_MAGIC, CHECKSUM_BYTES, CHECKSUM_MAGIC
+from magnetar.wire.compression import compress
 from magnetar.wire.entries import (
     BatchMessage,
     Entry,
@@ -88,8 +88,7 @@ class Examined:
 
 
 def examine(entry: bytes | memoryview) -> Examined:
-    """Decide what an entry holds. Raises NotAllowed for a batch whose codec is not installed here,
-    nothing else for what a peer can have sent."""
+    """Decide what an entry holds. Raises nothing for what a peer can have sent."""
     try:
         parsed = parse_entry(entry)
         metadata = parsed.metadata
@@ -207,7 +206,7 @@ def _examine_batch(parsed: Entry) -> tuple[Message, ...]:
             key_of(single.metadata),
             len(single.payload) > 0 and not single.metadata.null_value,
         )
-        for index, single in enumerate(batch_messages(parsed, decompress))
+        for index, single in enumerate(batch_messages(parsed))
         if not single.metadata.compacted_out
     )
 
@@ -223,7 +222,7 @@ def rewrite(entry: bytes | memoryview, keep: Collection[int]) -> bytes | memoryv
     parsed = parse_entry(entry)
     if not parsed.batched or parsed.metadata.encryption_keys:
         return entry
-    singles = batch_messages(parsed, decompress)
+    singles = batch_messages(parsed)
     present = {index for index, single in enumerate(singles) if not single.metadata.compacted_out}
     if present <= set(keep):
         return entry

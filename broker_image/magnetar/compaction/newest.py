@@ -55,8 +55,7 @@ class Newest:
         self.held_bytes = 0
 
     def add(self, stored: Row, row: int) -> None:
-        """The messages of one entry. Raises LimitExceeded beyond the memory allowed, NotAllowed for
-        a batch whose codec is not installed here."""
+        """The messages of one entry. Raises LimitExceeded beyond the memory allowed."""
         if row >= ROWS_MAX:
             raise LimitExceeded(
                 f"{row} entries of input; at most {ROWS_MAX} are counted here: compact the topic "

@@ -1,12 +1,11 @@
 """Entries: the bytes a SEND carries, the log stores and a MESSAGE returns, unchanged.
 
 Owns: the layout of an entry, its metadata, and batches inside its payload. Imports: errors,
-checksum, the generated protocol. Pure. Source: Pulsar's protocol: `[0x0e02 size
+checksum, compression, the generated protocol. Pure. Source: Pulsar's protocol: `[0x0e02 size
 BrokerEntryMetadata]? [0x0e01 crc32c]? metadataSize MessageMetadata payload` and 1.2: a batch is N x
 `singleMetaSize SingleMessageMetadata payload`, compressed as a whole. Sizes are big-endian u32.
 Invariants: whatever bytes a peer sends, only ProtocolError and its children come out; an entry
-built here passes its own checksum. Compression is the caller's: payloads go in and out
-uncompressed, or through a `Decompress` that the caller passes.
+built here passes its own checksum.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -29,9 +28,7 @@ from magnetar.wire.checksum import (
     Buffer,
     crc32c,
 )
-
-Decompress: TypeAlias = Callable[[int, memoryview, int], Buffer]
-"""(compression type, compressed payload, uncompressed size) -> payload."""
+from magnetar.wire.compression import decompress
 
 MAGIC_BYTES = 2
 SIZE_BYTES = 4
@@ -153,24 +150,17 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
     return b"".join(parts)
 
 
-def batch_messages(entry: Entry, decompress: Decompress) -> list[BatchMessage]:
-    """The messages of a batched entry, compressed or not. Raises ProtocolError; whatever
-    `decompress` raises passes through."""
-    return decode_batch(entry.metadata, uncompressed(entry, decompress))
+def batch_messages(entry: Entry) -> list[BatchMessage]:
+    """The messages of a batched entry, compressed or not. Raises ProtocolError."""
+    return decode_batch(entry.metadata, uncompressed(entry))
 
 
-def uncompressed(entry: Entry, decompress: Decompress) -> Buffer:
-    """The entry's payload after `decompress`, if it is compressed. Raises ProtocolError if its
-    size is not the announced one."""
-    if entry.metadata.compression == api.NONE:
+def uncompressed(entry: Entry) -> Buffer:
+    """The entry's payload, opened if it is compressed. Raises ProtocolError."""
+    metadata = entry.metadata
+    if metadata.compression == api.NONE:
         return entry.payload
-    size = entry.metadata.uncompressed_size
-    payload = decompress(entry.metadata.compression, entry.payload, size)
-    if len(payload) != size:
-        raise ProtocolError(
-            f"payload decompresses to {len(payload)} bytes; its metadata says {size}"
-        )
-    return payload
+    return decompress(metadata.compression, entry.payload, metadata.uncompressed_size)
 
 
 def partition_key(metadata: api.MessageMetadata | api.SingleMessageMetadata) -> bytes | None:

@@ -1,24 +1,19 @@
-"""The client's small parts: ids, acknowledgement words, compression, back-off, addresses, error
+"""The client's small parts: ids, acknowledgement words, back-off, addresses, error
 codes."""
 
 from __future__ import annotations
 
-import zlib
-
-import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.client import EARLIEST, LATEST, MessageId
 from magnetar.client.backoff import Backoff
-from magnetar.client.compression import Compression, compress, decompress
 from magnetar.client.failures import BrokerRefused, failure_of
 from magnetar.client.messages import ack_mask, ack_words
 from magnetar.client.pool import Endpoint, parse_service_url
 from magnetar.clock import SystemClock
-from magnetar.errors import InvalidRequest, MagnetarError, ProtocolError, Retry, WireCode
-from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.errors import InvalidRequest, MagnetarError, Retry, WireCode
 
 
 def test_ids_order_as_the_log_does() -> None:
@@ -43,32 +38,6 @@ def test_acknowledgement_words_round_trip_as_signed_64_bits(size: int, data: st.
     assert len(words) == (size + 63) // 64
     assert all(-(2**63) <= word < 2**63 for word in words)
     assert ack_mask(words) == mask
-
-
-PAYLOAD = b"abc" * 100
-
-
-@pytest.mark.parametrize(
-    ("kind", "codec"), [(api.LZ4, "lz4_raw"), (api.ZSTD, "zstd"), (api.SNAPPY, "snappy")]
-)
-def test_other_clients_codecs_are_read_and_damage_is_typed(kind: int, codec: str) -> None:
-    """Through pyarrow, when a message needs it."""
-    packed = pyarrow.Codec(codec).compress(PAYLOAD, asbytes=True)
-    assert decompress(kind, memoryview(packed), len(PAYLOAD)) == PAYLOAD
-    with pytest.raises(ProtocolError, match="damaged"):
-        decompress(kind, memoryview(b"\xff" * 40), len(PAYLOAD))
-
-
-def test_zlib_round_trips_and_never_unpacks_more_than_announced() -> None:
-    """A bomb stops at the announced size."""
-    kind, packed = compress(Compression.ZLIB, PAYLOAD)
-    assert decompress(kind, memoryview(packed), len(PAYLOAD)) == PAYLOAD
-    bomb = zlib.compress(bytes(1_000_000))
-    assert len(decompress(api.ZLIB, memoryview(bomb), 10)) == 11
-    with pytest.raises(ProtocolError, match="limit"):
-        decompress(api.ZLIB, memoryview(bomb), 1 << 31)
-    with pytest.raises(ProtocolError, match="damaged"):
-        decompress(api.ZLIB, memoryview(b"nonsense"), 10)
 
 
 def test_backoff_doubles_with_jitter_up_to_its_limit_and_starts_anew() -> None:

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.compaction.codec import compress, decompress
 from magnetar.compaction.messages import Examined, Kind, Message, examine, examine_single, rewrite
-from magnetar.errors import ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import entry_checksum_ok
 from magnetar.wire.entries import encode_entry, parse_entry
@@ -203,17 +201,3 @@ def test_random_bytes_never_escape_as_an_error() -> None:
             examine_single(memoryview(bytes(entry))) is None
             or examine(bytes(entry)).kind is Kind.KEYED
         )
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_codecs_round_trip_and_refuse_damage(compression: int) -> None:
-    data = bytes(random.Random(3).choices(b"abcd", k=5000))
-    packed = compress(compression, data)
-    if compression == api.NONE:
-        assert packed == data
-        return
-    assert bytes(decompress(compression, memoryview(packed), len(data))) == data
-    with pytest.raises(ProtocolError):
-        decompress(compression, memoryview(packed), 1 << 40)
-    with pytest.raises(ProtocolError):
-        decompress(99, memoryview(packed), 10)

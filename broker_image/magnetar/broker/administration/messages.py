@@ -2,7 +2,7 @@
 
 Owns: peeking at the entries that a subscription delivers next, examining a topic from either end,
 reading an entry by its id, finding the first id at a time, and the headers that carry an entry's metadata.
-Imports: topics, wire, client (codecs), errors. The payload is the body, uncompressed; a batch comes
+Imports: topics, wire, errors. The payload is the body, uncompressed; a batch comes
 as a whole, with the number of its messages. Invariants: nothing is acknowledged and no cursor
 moves; whatever a client has put into its metadata becomes valid headers.
 """
@@ -21,7 +21,6 @@ from magnetar.broker.administration.subscriptions import no_subscription
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep.expiry import write
-from magnetar.client.compression import decompress
 from magnetar.clock import elapsed_ms, iso8601
 from magnetar.errors import (
     InUse,
@@ -191,7 +190,7 @@ async def _message(host: TopicHost, ordinal: int) -> FoundMessage:
         return FoundMessage(identifier, data)
     payload: Buffer = entry.payload
     if not entry.metadata.encryption_keys and entry.metadata.compression != api.NONE:
-        payload = await asyncio.to_thread(uncompressed, entry, decompress)
+        payload = await asyncio.to_thread(uncompressed, entry)
     headers = {f"X-Pulsar-{name}": value for name, value in _headers(entry, len(payload))}
     if host.metadata is not None:
         broker_ms, index = host.metadata.values(

@@ -158,8 +158,8 @@ class TopicCompactor:
 
     async def compact(self, host: TopicHost) -> WrittenView:
         """Compact a topic now: nothing is written if its view has everything. Raises Conflict if
-        others came first `ATTEMPTS_MAX` times, LimitExceeded, NotAllowed, ServiceNotReady,
-        StoreError, StorageError."""
+        others came first `ATTEMPTS_MAX` times, LimitExceeded, ServiceNotReady, StoreError,
+        StorageError."""
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 return await self._attempt(host)

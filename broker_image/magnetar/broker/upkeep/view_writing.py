@@ -55,8 +55,7 @@ class ViewWriter:
     _written: list[SegmentReference] = field(default_factory=list)
 
     async def write(self) -> WrittenView:
-        """The new view. Raises Conflict, ServiceNotReady, LimitExceeded, NotAllowed (a codec that
-        is not installed here), StorageError."""
+        """The new view. Raises Conflict, ServiceNotReady, LimitExceeded, StorageError."""
         newest = Newest(self.context.settings.compaction_keys_bytes_max)
         await self._choose(newest)
         survivors = await self.context.compute(newest.survivors)

@@ -14,13 +14,11 @@ from magnetar.broker.topics.compaction_state import CompactionState, CompactionS
 from magnetar.broker.upkeep import view_writing
 from magnetar.broker.upkeep.compaction_input import CompactionInput, CompactionPlan
 from magnetar.broker.upkeep.view_writing import ViewWriter
-from magnetar.compaction import codec
 from magnetar.compaction.newest import Newest
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.storage.segments.format import Row
 from magnetar.transactions.ids import TxnId
-from magnetar.wire import pulsar_api_pb2 as api
 from tests.spark.histories import Sent, reference
 from tests.support.brokers import CLOCK
 from tests.support.compacted_topics import NAME, Keyed, keyed_topic
@@ -135,30 +133,6 @@ async def test_more_keys_than_memory_allows_are_refused_with_the_remedy(tmp_path
         assert host.bundle.known_view(host) is None
         assert await host.context.volume.list("segments") == []
         assert (await host.context.store.range(keys.INTENTS)).items == ()
-
-
-async def test_a_batch_that_the_broker_cannot_open_is_left_to_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Naive: it is kept as if nobody could open it, with every key in it. A compressed single
-    message need not be opened."""
-
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    async with keyed_topic(tmp_path) as topic:
-        await topic.publish(topic.history.single("a", b"1" * 50, api.LZ4))
-        batch = topic.history.batch([Sent("a", b"2"), Sent("b", b"1")], api.LZ4)
-        codec._arrow_codec.cache_clear()
-        monkeypatch.setattr(codec.importlib, "import_module", missing)
-        await topic.compact()
-        assert (await topic.view()).generation == 1
-        await topic.publish(batch)
-        state = await ended(topic)
-        assert state.status is CompactionStatus.ERROR
-        assert "lz4" in state.last_error
-        assert "DataJob" in state.last_error
-        assert (await topic.view()).generation == 1
 
 
 async def ended(topic: Keyed) -> CompactionState:
