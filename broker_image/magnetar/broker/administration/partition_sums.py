@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 EARLIEST, LATEST = ("topicCreationTimeStamp",), ("lastPublishTimeStamp",)
-GREATEST = ("oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize", "backlogQuotaLimitTime")
+GREATEST = (
+    "oldestBacklogMessageAgeSeconds",
+    "backlogQuotaLimitSize",
+    "backlogQuotaLimitTime",
+    "lastCompactionDurationTimeInMills",
+)
 OWN = ("address", "connectedSince", "clientVersion", "metadata", "producerId", "epoch")
 """Of a client: what differs from partition to partition."""
 PLACES = ("ownerBroker", "topicEpoch", "deduplicationStatus")
@@ -28,6 +33,7 @@ def sum_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "publishers": [],
         "subscriptions": {},
         "replication": {},
+        "compaction": {},
     }
     count = 0
     for one in stats:
@@ -37,6 +43,7 @@ def sum_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         _add(total, one, {"averageMsgSize", *PLACES})
         size = one["averageMsgSize"] - total.get("averageMsgSize", 0.0)
         total["averageMsgSize"] = total.get("averageMsgSize", 0.0) + size / count
+        _add(total["compaction"], one["compaction"], ())
         _add_clients(total["publishers"], one["publishers"])
         for name, found in one["subscriptions"].items():
             known = total["subscriptions"].setdefault(
@@ -62,10 +69,10 @@ def _add_clients(total: list[dict[str, Any]], clients: Iterable[Mapping[str, Any
 def _add(total: dict[str, Any], one: Mapping[str, Any], without: Iterable[str]) -> None:
     """Add what can be added; of words the last one counts, of switches whether any is on."""
     for name, value in one.items():
-        if name in without or (isinstance(value, list | dict) and name != "compaction"):
+        if name in without or isinstance(value, list | dict):
             continue
         known = total.get(name)
-        if known is None or isinstance(value, str | dict):
+        if known is None or isinstance(value, str):
             total[name] = value
         elif isinstance(value, bool):
             total[name] = known or value

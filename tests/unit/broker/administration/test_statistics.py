@@ -170,3 +170,24 @@ async def test_partitions_add_up_as_pulsars_do(tmp_path: Path) -> None:
 def test_sums_of_no_use_are_zeros(parts: int) -> None:
     found = sum_stats([sum_stats(())] * parts)
     assert (found["msgInCounter"], found["publishers"], found["subscriptions"]) == (0, [], {})
+
+
+async def test_compactions_of_partitions_are_one(tmp_path: Path) -> None:
+    """What was removed is added up; of times and durations the greatest counts."""
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await used(peer)
+        one = await rest.get(f"{T}/stats")
+    ran = {
+        "lastCompactionRemovedEventCount": 5,
+        "lastCompactionSucceedTimestamp": 700,
+        "lastCompactionFailedTimestamp": 0,
+        "lastCompactionDurationTimeInMills": 30,
+    }
+    later = ran | {"lastCompactionSucceedTimestamp": 800, "lastCompactionDurationTimeInMills": 20}
+    found = sum_stats([one | {"compaction": ran}, one | {"compaction": later}])
+    assert found["compaction"] == {
+        "lastCompactionRemovedEventCount": 10,
+        "lastCompactionSucceedTimestamp": 800,
+        "lastCompactionFailedTimestamp": 0,
+        "lastCompactionDurationTimeInMills": 30,
+    }
