@@ -29,6 +29,7 @@ from magnetar.storage.segments.format import (
     UNPARSED,
     Block,
     BlockEntry,
+    DecidingColumns,
 )
 from magnetar.storage.segments.segment import SegmentReader
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c, entry_checksum_ok
@@ -176,10 +177,17 @@ def surviving_slices(run: Run, after: Position, covered: Iterable[Span]) -> list
 
 
 def read_group(
-    volume: str | Path, topic: str, group: Group, bounds: Bounds, *, metadata: bool = True
+    volume: str | Path,
+    topic: str,
+    group: Group,
+    bounds: Bounds,
+    *,
+    metadata: bool = True,
+    deciding: bool = False,
 ) -> Iterator[Rows]:
     """The rows of a group. `metadata` False leaves key, event and publish time of level-0 entries
-    unset, which are in their bytes only.
+    unset, which are in their bytes only. `deciding`: of stretches whose rows are all `plain` nothing
+    but what decides them is read; their other columns are 0 and their payload empty.
 
     Raises CorruptData, StorageError, FileNotFoundError (the plan is stale: plan again).
     """
@@ -188,7 +196,7 @@ def read_group(
             if not bounds.admits_span(piece.first, piece.last):
                 continue
             reading = (
-                _read_segment(files, piece, bounds)
+                _read_segment(files, piece, bounds, deciding=deciding)
                 if piece.kind == SEGMENT
                 else _read_log(files, topic, piece, bounds)
             )
@@ -211,7 +219,9 @@ def _admitted(bounds: Bounds, entry: BlockEntry) -> bool:
     )
 
 
-def _read_segment(files: VolumeFiles, piece: Piece, bounds: Bounds) -> Iterator[Rows]:
+def _read_segment(
+    files: VolumeFiles, piece: Piece, bounds: Bounds, *, deciding: bool
+) -> Iterator[Rows]:
     reader = SegmentReader(
         lambda at, size: files.read(piece.object, piece.base + at, size), piece.length, piece.object
     )
@@ -222,6 +232,13 @@ def _read_segment(files: VolumeFiles, piece: Piece, bounds: Bounds) -> Iterator[
         if (entry.first_ledger, entry.first_entry) > piece.until:
             break
         entry = entry._replace(offset=piece.base + entry.offset)
+        if deciding and _is_within(piece, entry):
+            data = files.read(piece.object, entry.offset, DecidingColumns.bytes_of(entry))
+            columns = DecidingColumns.decode(data, piece.object)
+            if (np.asarray(columns.flags) & IS_DECIDED).all():
+                yield _deciding_rows(piece.object, columns)
+                continue
+            deciding = False  # a segment that holds one such block most likely holds many
         block = Block.decode(files.read(piece.object, entry.offset, entry.length), piece.object)
         first = (
             block.row_at_or_after(piece.after[0], piece.after[1] + 1)
@@ -236,16 +253,44 @@ def _read_segment(files: VolumeFiles, piece: Piece, bounds: Bounds) -> Iterator[
         yield _rows_of_block(piece.object, entry, block, first, end)
 
 
+def _is_within(piece: Piece, entry: BlockEntry) -> bool:
+    """Whether every row of a block counts."""
+    first, last = (entry.first_ledger, entry.first_entry), (entry.last_ledger, entry.last_entry)
+    return piece.after < first and last <= piece.until
+
+
+def _deciding_rows(name: str, columns: DecidingColumns) -> Rows:
+    flags = np.asarray(columns.flags)
+    none = np.zeros(len(flags), np.int64)
+    return Rows(
+        object=name,
+        start=-1,
+        ledgers=none,
+        entries=none,
+        publish_times=none,
+        event_times=none,
+        append_times=none,
+        message_counts=none,
+        flags=flags,
+        offsets=np.zeros(len(flags) + 1, np.int32),
+        payload=memoryview(b""),
+        keys=_keys_of(flags, np.asarray(columns.key_offsets), columns.keys),
+        plain=np.ones(len(flags), np.bool_),
+        empty=(flags & IS_DELETION).astype(np.bool_),
+    )
+
+
+def _keys_of(
+    flags: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], keys: memoryview
+) -> pa.Array:
+    validity = np.packbits((flags & HAS_KEY).astype(np.bool_), bitorder="little").tobytes()
+    buffers = [pa.py_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(keys)]
+    return pa.Array.from_buffers(pa.binary(), len(flags), buffers)
+
+
 def _rows_of_block(name: str, entry: BlockEntry, block: Block, first: int, end: int) -> Rows:
     """The block's rows [first, end); every array is a view of the bytes that were read."""
     flags = np.asarray(block.flags)[first:end]
-    key_offsets = np.asarray(block.key_offsets)[first : end + 1]
-    validity = np.packbits((flags & HAS_KEY).astype(np.bool_), bitorder="little").tobytes()
-    keys = pa.Array.from_buffers(
-        pa.binary(),
-        len(flags),
-        [pa.py_buffer(validity), pa.py_buffer(key_offsets), pa.py_buffer(block.keys)],
-    )
     return Rows(
         object=name,
         start=entry.offset + entry.length - len(block.payloads) - (-len(block.payloads) % 8),
@@ -258,7 +303,7 @@ def _rows_of_block(name: str, entry: BlockEntry, block: Block, first: int, end: 
         flags=flags,
         offsets=np.asarray(block.payload_offsets)[first : end + 1],
         payload=block.payloads,
-        keys=keys,
+        keys=_keys_of(flags, np.asarray(block.key_offsets)[first : end + 1], block.keys),
         plain=(flags & IS_DECIDED).astype(np.bool_),
         empty=(flags & IS_DELETION).astype(np.bool_),
     )

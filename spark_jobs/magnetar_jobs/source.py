@@ -107,7 +107,9 @@ class SegmentReader(DataSourceReader):  # type: ignore[misc]  # pyspark's own an
         options, group = self._options, partition.group
         if options.view == MESSAGES:
             yield from message_batches(
-                read_group(options.volume, options.topic, group, Bounds(), metadata=False),
+                read_group(
+                    options.volume, options.topic, group, Bounds(), metadata=False, deciding=True
+                ),
                 group.number,
             )
             return

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData
 from magnetar.storage.log.index import Run
+from magnetar.storage.segments.format import IS_BATCH, IS_DECIDED, Row
+from magnetar.storage.segments.segment import SegmentWriter
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.execution import CompactionOptions, deal
+from magnetar_jobs.files import VolumeFiles
 from magnetar_jobs.inputs import (
     LOG,
     SEGMENT,
@@ -27,7 +31,8 @@ from magnetar_jobs.inputs import (
     surviving_slices,
 )
 from magnetar_jobs.planning import plan_topic
-from tests.spark.histories import History
+from magnetar_jobs.rows import message_batches
+from tests.spark.histories import History, Sent
 from tests.spark.topics import TOPIC, StoredTopic
 
 positions = st.tuples(st.integers(1, 4), st.integers(-1, 12))
@@ -115,3 +120,54 @@ def test_a_flipped_bit_is_an_error_and_never_a_message(tmp_path: Path, where: st
         path.write_bytes(data)
         with pytest.raises(CorruptData, match="checksum"):
             list(read_group(topic.directory, str(TOPIC), group, Bounds()))
+
+
+@pytest.mark.parametrize("undecided", [False, True])
+def test_phase_one_reads_the_front_of_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: bool
+) -> None:
+    """The same messages as whole blocks hold, from at most a twentieth of their bytes; a segment
+    with an entry that its columns do not decide is read as a whole, and so are blocks of which not
+    every row counts."""
+    history = History(random.Random(5))
+    entries = [history.single(f"key-{number % 300}", b"v" * 1000) for number in range(4000)]
+    if undecided:
+        entries[1200] = history.batch([Sent("a", b"1"), Sent("b", b"2")])
+    writer = SegmentWriter({})
+    for number, entry in enumerate(entries):
+        key = f"key-{number % 300}".encode()
+        batched = undecided and number == 1200
+        flags = IS_BATCH if batched else IS_DECIDED
+        row_key = None if batched else key
+        writer.add(Row(7, number, 0, 0, 0, 1, flags, row_key, bytes(entry.data)))
+    pieces, footer = writer.finish()
+    data = b"".join(pieces)
+    (tmp_path / "segment").write_bytes(data)
+    span = ((7, 10), (7, len(entries) - 1))
+    whole = Piece(SEGMENT, "segment", 0, len(footer.blocks), *span, 1, 1, len(data), (7, 9))
+    read: list[int] = []
+
+    def counted(files: VolumeFiles, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        found = reading(files, name, offset, length)
+        read.append(len(found))
+        return found
+
+    reading = VolumeFiles.read
+    monkeypatch.setattr(VolumeFiles, "read", counted)
+
+    def messages(*, deciding: bool) -> tuple[list[dict[str, Any]], int]:
+        read.clear()
+        group = Group(0, (whole,))
+        stretches = read_group(
+            tmp_path, str(TOPIC), group, Bounds(), metadata=False, deciding=deciding
+        )
+        found = [row for batch in message_batches(stretches, 0) for row in batch.to_pylist()]
+        return found, sum(read)
+
+    (expected, every_byte), (found, few) = messages(deciding=False), messages(deciding=True)
+    assert found == expected
+    block = footer.blocks[0].length
+    if undecided:
+        assert every_byte < few < every_byte + block
+    else:
+        assert few - block < every_byte / 20

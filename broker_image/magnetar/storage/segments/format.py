@@ -1,13 +1,15 @@
-"""Format of level-1 segments, version 1: blocks, footer, trailer.
+"""Format of level-1 segments, version 2: blocks, footer, trailer.
 
 Owns: the bytes of a segment. Imports: errors, crc32c, arrays. Pure; without Arrow, although the
 columns are Arrow buffers. A segment is blocks back to back, then the footer (a description as JSON,
 one fixed entry per block), then a trailer of 48 bytes. A block is a header of 64 bytes, then
-columns, each padded to 8 bytes: payload offsets and key offsets (int32, one more than rows),
-ledger, entry, event time, publish time, append time (int64), message count and flags (uint32), the
-keys' bytes, the payloads' bytes. Times are milliseconds. Invariants: rows rise by (ledger, entry),
-over blocks too; holes and several ledgers are allowed; every byte is under a CRC-32C; payloads are
-the entries as their clients sent them.
+columns, each padded to 8 bytes. First those that decide about compaction: key offsets (int32, one
+more than rows), flags (uint32), the keys' bytes. Then payload offsets (int32, one more than rows),
+ledger, entry, event time, publish time, append time (int64), message count (uint32), the payloads'
+bytes. Times are milliseconds. Invariants: rows rise by (ledger, entry), over blocks too; holes and
+several ledgers are allowed; every byte is under a CRC-32C, and the header with the first columns
+under one of its own, so that they can be read alone; payloads are the entries as their clients sent
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from magnetar.storage.volumes.volume import Buffer
 
 assert sys.byteorder == "little", "columns are used as they lie in the file, which is little-endian"
 
-VERSION = 1
+VERSION = 2
 BLOCK_BYTES_MAX = 1024 * 1024
 BLOCK_ROWS_MAX = 1024
 BLOCK_HEADER_BYTES = 64
@@ -49,7 +51,8 @@ UNPARSED = 32
 CODEC_NONE = 0
 
 _BLOCK_MAGIC = 0x4B42534D  # "MSBK"
-# magic, version, codec, 0, rows, body bytes, ledger, entry, key bytes, 0, payload bytes
+# magic, version, codec, 0, rows, body bytes, ledger, entry, key bytes, crc of what is behind the
+# keys, payload bytes
 _BLOCK = struct.Struct("<IHBBIIqqIIQ")
 _CRC = struct.Struct("<I")
 _FOOTER = struct.Struct("<II")  # description bytes, blocks
@@ -60,7 +63,6 @@ _TRAILER = struct.Struct("<QIIQQI")
 _WIDE_COLUMNS = 5
 ANY_TIME = (-(1 << 63), (1 << 63) - 1)
 """(least, greatest) time of rows whose times are not known."""
-_NARROW_COLUMNS = 2
 
 
 class Row(NamedTuple):
@@ -115,21 +117,21 @@ def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
         flag & ~HAS_KEY | (HAS_KEY if row.key is not None else 0)
         for flag, row in zip(flags, rows, strict=True)
     ]
+    deciding: list[Buffer] = []
+    _append_padded(deciding, _offsets_of(keys))
+    _append_padded(deciding, packed(U32, marks).tobytes())
+    _append_padded(deciding, b"".join(keys))
     parts: list[Buffer] = []
-    for values in (payloads, keys):
-        offsets = accumulate(map(len, values), initial=0)
-        _append_padded(parts, packed(I32, offsets).tobytes())
+    _append_padded(parts, _offsets_of(payloads))
     parts += [
         packed(I64, column).tobytes() for column in (ledgers, entries, events, publishes, appends)
     ]
-    for column in (packed(U32, counts), packed(U32, marks)):
-        _append_padded(parts, column.tobytes())
-    _append_padded(parts, b"".join(keys))
+    _append_padded(parts, packed(U32, counts).tobytes())
     payload_bytes = sum(map(len, payloads))
     parts += payloads
     parts.append(bytes(-payload_bytes % ALIGNMENT))
-    body = b"".join(parts)
-    block = _framed(body, len(rows), ledgers[0], entries[0], sum(map(len, keys)), payload_bytes)
+    place = (len(rows), ledgers[0], entries[0])
+    block = _framed(deciding, parts, place, sum(map(len, keys)), payload_bytes)
     return block, BlockEntry(
         offset,
         len(block),
@@ -147,6 +149,10 @@ def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
         sum(counts),
         payload_bytes,
     )
+
+
+def _offsets_of(values: Sequence[Buffer]) -> bytes:
+    return packed(I32, accumulate(map(len, values), initial=0)).tobytes()
 
 
 def _append_padded(parts: list[Buffer], column: bytes) -> None:
@@ -185,49 +191,27 @@ class Block:
             at += size
             return found
 
-        self.payload_offsets = column(offsets, 4 * (count + 1), "i")
         self.key_offsets = column(offsets, 4 * (count + 1), "i")
+        self.flags = column(narrow, 4 * count, "I")
+        self.keys = column(_padded(key_bytes), key_bytes, "B")
+        self.payload_offsets = column(offsets, 4 * (count + 1), "i")
         self.ledgers = column(wide, wide, "q")
         self.entries = column(wide, wide, "q")
         self.event_times = column(wide, wide, "q")
         self.publish_times = column(wide, wide, "q")
         self.append_times = column(wide, wide, "q")
         self.message_counts = column(narrow, 4 * count, "I")
-        self.flags = column(narrow, 4 * count, "I")
-        self.keys = column(_padded(key_bytes), key_bytes, "B")
         self.payloads = column(_padded(payload_bytes), payload_bytes, "B")
 
     @staticmethod
     def decode(data: Buffer, name: str) -> Block:
         """The block that `data` is exactly. Raises CorruptData naming segment `name`."""
         view = memoryview(data)
-        if len(view) < BLOCK_HEADER_BYTES:
-            raise CorruptData(f"{name}: {len(view)} bytes are no block")
-        magic, version, codec, _, count, size, _, _, key_bytes, _, payload_bytes = (
-            _BLOCK.unpack_from(view)
-        )
+        header = _decode_deciding(view, name)
         body = view[BLOCK_HEADER_BYTES:]
-        covered = view[: BLOCK_HEADER_BYTES - _CRC.size]
-        if (
-            magic != _BLOCK_MAGIC
-            or len(body) != size
-            or _CRC.unpack_from(view, len(covered))[0] != crc32c(body, crc32c(covered))
-        ):
-            raise CorruptData(
-                f"{name}: a block of {len(view)} bytes fails its checksum; restore this file or "
-                "rewrite it"
-            )
-        if version != VERSION or codec != CODEC_NONE:
-            raise CorruptData(
-                f"{name}: segment version {version} codec {codec} is not known; upgrade this "
-                "component"
-            )
-        wide, narrow = _WIDE_COLUMNS * 8 * count, _NARROW_COLUMNS * _padded(4 * count)
-        if size != 2 * _padded(4 * (count + 1)) + wide + narrow + _padded(key_bytes) + _padded(
-            payload_bytes
-        ):
-            raise CorruptData(f"{name}: a block of {count} rows does not add up to {size} bytes")
-        return Block(count, body, key_bytes, payload_bytes)
+        if len(body) != header.body_bytes or crc32c(view[header.end :]) != header.rest_crc:
+            raise _damaged(view, name)
+        return Block(header.rows, body, header.key_bytes, header.payload_bytes)
 
     def payload(self, row: int) -> memoryview:
         """The bytes of one entry."""
@@ -258,6 +242,82 @@ class Block:
         return low
 
 
+class DecidingColumns(NamedTuple):
+    """What compaction needs to know of rows that are IS_DECIDED: the front of a block."""
+
+    key_offsets: memoryview
+    flags: memoryview
+    keys: memoryview
+
+    @staticmethod
+    def bytes_of(entry: BlockEntry) -> int:
+        """How many bytes of a block these are, header included."""
+        return entry.length - _rest_bytes(entry.rows, entry.bytes)
+
+    @staticmethod
+    def decode(data: Buffer, name: str) -> DecidingColumns:
+        """Those of a block that begins with `data`. Raises CorruptData naming segment `name`."""
+        view = memoryview(data)
+        header = _decode_deciding(view, name)
+        offsets_at, count = BLOCK_HEADER_BYTES, header.rows
+        flags_at = offsets_at + _padded(4 * (count + 1))
+        keys_at = flags_at + _padded(4 * count)
+        return DecidingColumns(
+            view[offsets_at : offsets_at + 4 * (count + 1)].cast("i"),
+            view[flags_at : flags_at + 4 * count].cast("I"),
+            view[keys_at : keys_at + header.key_bytes],
+        )
+
+
+class _Header(NamedTuple):
+    """What the header of a block says; `end` is where its first columns end."""
+
+    rows: int
+    body_bytes: int
+    key_bytes: int
+    payload_bytes: int
+    rest_crc: int
+    end: int
+
+
+def _rest_bytes(rows: int, payload_bytes: int) -> int:
+    """The bytes of a block behind its keys."""
+    return (_padded(4 * (rows + 1)) + _WIDE_COLUMNS * 8 * rows + _padded(4 * rows)) + _padded(
+        payload_bytes
+    )
+
+
+def _decode_deciding(view: memoryview, name: str) -> _Header:
+    """Verify header and first columns of the block that begins with `view`. Raises CorruptData."""
+    if len(view) < BLOCK_HEADER_BYTES:
+        raise CorruptData(f"{name}: {len(view)} bytes are no block")
+    magic, version, codec, _, rows, size, _, _, key_bytes, rest_crc, payload_bytes = (
+        _BLOCK.unpack_from(view)
+    )
+    covered = BLOCK_HEADER_BYTES - _CRC.size
+    end = BLOCK_HEADER_BYTES + (_padded(4 * (rows + 1)) + _padded(4 * rows) + _padded(key_bytes))
+    if (
+        magic != _BLOCK_MAGIC
+        or len(view) < end
+        or _CRC.unpack_from(view, covered)[0]
+        != crc32c(view[BLOCK_HEADER_BYTES:end], crc32c(view[:covered]))
+    ):
+        raise _damaged(view, name)
+    if version != VERSION or codec != CODEC_NONE:
+        raise CorruptData(
+            f"{name}: segment version {version} codec {codec} is not known; upgrade this component"
+        )
+    if BLOCK_HEADER_BYTES + size != end + _rest_bytes(rows, payload_bytes):
+        raise CorruptData(f"{name}: a block of {rows} rows does not add up to {size} bytes")
+    return _Header(rows, size, key_bytes, payload_bytes, rest_crc, end)
+
+
+def _damaged(view: memoryview, name: str) -> CorruptData:
+    return CorruptData(
+        f"{name}: a block of {len(view)} bytes fails its checksum; restore this file or rewrite it"
+    )
+
+
 # --- footer ---------------------------------------------------------------------------------------
 
 
@@ -280,9 +340,11 @@ def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, Bl
     assert count, "a block holds at least one row"
     offsets = list(accumulate((length for run in runs for length in run.lengths), initial=0))
     counts = [number for run in runs for number in run.message_counts]
+    deciding: list[Buffer] = []
+    _append_padded(deciding, bytes(4 * (count + 1)))
+    _append_padded(deciding, packed(U32, [UNPARSED]).tobytes() * count)
     parts: list[Buffer] = []
     _append_padded(parts, packed(I32, offsets).tobytes())
-    _append_padded(parts, bytes(4 * (count + 1)))
     sized = list(zip(runs, sizes, strict=True))
     parts += [
         b"".join([packed(I64, [run.ledger]).tobytes() * size for run, size in sized]),
@@ -291,11 +353,10 @@ def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, Bl
         b"".join([packed(I64, [run.append_ms]).tobytes() * size for run, size in sized]),
     ]
     _append_padded(parts, packed(U32, counts).tobytes())
-    _append_padded(parts, packed(U32, [UNPARSED]).tobytes() * count)
     parts += [run.payload for run in runs]
     parts.append(bytes(-offsets[-1] % ALIGNMENT))
     first, last = runs[0], runs[-1]
-    block = _framed(b"".join(parts), count, first.ledger, first.first_entry, 0, offsets[-1])
+    block = _framed(deciding, parts, (count, first.ledger, first.first_entry), 0, offsets[-1])
     appends = [run.append_ms for run in runs]
     ends = (first.ledger, first.first_entry, last.ledger, last.first_entry + sizes[-1] - 1)
     times = (*ANY_TIME, *ANY_TIME, min(appends), max(appends))
@@ -307,23 +368,29 @@ def _entry_ids(first: int, count: int) -> bytes:
 
 
 def _framed(
-    body: bytes, rows: int, ledger: int, entry: int, key_bytes: int, payload_bytes: int
+    deciding: Sequence[Buffer],
+    parts: Sequence[Buffer],
+    place: tuple[int, int, int],
+    key_bytes: int,
+    payload_bytes: int,
 ) -> bytes:
-    """A block's bytes: header, CRC, body."""
+    """A block's bytes: header, first columns, the rest. `place`: rows, ledger, entry."""
+    first, rest = b"".join(deciding), b"".join(parts)
+    rows, ledger, entry = place
     fixed = _BLOCK.pack(
         _BLOCK_MAGIC,
         VERSION,
         CODEC_NONE,
         0,
         rows,
-        len(body),
+        len(first) + len(rest),
         ledger,
         entry,
         key_bytes,
-        0,
+        crc32c(rest),
         payload_bytes,
     ).ljust(BLOCK_HEADER_BYTES - _CRC.size, b"\0")
-    return fixed + _CRC.pack(crc32c(body, crc32c(fixed))) + body
+    return b"".join([fixed, _CRC.pack(crc32c(first, crc32c(fixed))), first, rest])
 
 
 @dataclass(frozen=True, slots=True)

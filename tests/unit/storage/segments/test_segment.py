@@ -17,21 +17,22 @@ from magnetar.storage.segments.format import (
     HAS_KEY,
     IS_BATCH,
     Block,
+    DecidingColumns,
     Row,
     encode_block,
 )
 from magnetar.storage.segments.segment import SegmentReader, SegmentWriter
 
 GOLDEN = (
-    "4d53424b0100000003000000d00000000300000000000000000000000000000001000000000000000d000000000000000000000000000000"
-    "00000000331cff4500000000070000000d0000000d0000000000000001000000010000000100000003000000000000000300000000000000"
-    "09000000000000000000000000000000050000000000000000000000000000006400000000000000ffffffffffffffff3200000000000000"
-    "c800000000000000c900000000000000ca000000000000002c010000000000002d010000000000002e010000000000000100000007000000"
-    "0100000000000000010000000200000001000000000000006b000000000000000e0166697273747365636f6e640000001e00000001000000"
+    "4d53424b0200000003000000d000000003000000000000000000000000000000010000002c41a3a90d000000000000000000000000000000"
+    "000000005ff30fa900000000010000000100000001000000010000000200000001000000000000006b000000000000000000000007000000"
+    "0d0000000d000000030000000000000003000000000000000900000000000000000000000000000005000000000000000000000000000000"
+    "6400000000000000ffffffffffffffff3200000000000000c800000000000000c900000000000000ca000000000000002c01000000000000"
+    "2d010000000000002e01000000000000010000000700000001000000000000000e0166697273747365636f6e640000001e00000001000000"
     "000000000000000010010000030000000300000000000000000000000000000009000000000000000000000000000000ffffffffffffffff"
     "6400000000000000c800000000000000ca000000000000002c010000000000002e0100000000000009000000000000000d00000000000000"
     "7b22746f706963223a2270657273697374656e743a2f2f612f622f63227d1001000000000000960000001472f84003000000000000000900"
-    "000000000000010000007ede677d4d41474e53454700"
+    "000000000000020000004757451f4d41474e53454700"
 )
 ROWS = [
     Row(3, 0, 100, 200, 300, 1, 0, b"k", b"\x0e\x01first"),
@@ -60,7 +61,7 @@ def reader(data: bytes, cached: int = 4) -> SegmentReader:
 
 
 def test_golden_segment() -> None:
-    """Version 1 never changes."""
+    """Version 2 never changes."""
     assert written(ROWS).hex() == GOLDEN
 
 
@@ -149,6 +150,32 @@ def test_every_damaged_byte_is_found() -> None:
     for length in range(48, len(data)):
         with pytest.raises(CorruptData):
             reader(data[:length])
+
+
+def test_what_decides_about_compaction_is_read_without_the_rest() -> None:
+    """Keys and flags come from the front of a block alone; damage there is found, and damage behind
+    them needs the whole block."""
+    data, entry = encode_block(ROWS, 0)
+    size = DecidingColumns.bytes_of(entry)
+    block, columns = Block.decode(data, "s"), DecidingColumns.decode(data[:size], "s")
+    assert (list(columns.flags), list(columns.key_offsets), bytes(columns.keys)) == (
+        list(block.flags),
+        list(block.key_offsets),
+        bytes(block.keys),
+    )
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x04
+        with pytest.raises(CorruptData):
+            Block.decode(damaged, "s")
+        if at < size:
+            with pytest.raises(CorruptData):
+                DecidingColumns.decode(damaged[:size], "s")
+        else:
+            assert DecidingColumns.decode(damaged[:size], "s").flags == columns.flags
+    for length in range(size):
+        with pytest.raises(CorruptData):
+            DecidingColumns.decode(data[:length], "s")
 
 
 def test_rows_out_of_order_are_a_programmers_error() -> None:
