@@ -2,7 +2,7 @@
 beside native Parquet of the same rows in the same run.
 
 Owns: the stores that name the data, processor time per message with and without opening entries
-together, and the table. Imports: spark_scan (the data), magnetar_jobs. Invariants: the same messages
+together, and the table. Imports: spark_inputs, magnetar_jobs. Invariants: the same messages
 as log files, segments and Parquet; every figure is of this run; times fail nothing.
 """
 
@@ -23,14 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dev.bench.report import table
-from dev.bench.spark_scan import (
+from dev.bench.spark_inputs import (
     BUNDLE,
     ENTRY_BYTES,
     SEGMENT_BYTES,
     TOPIC,
     measure,
     rows,
-    scan,
     write_level_one,
     write_level_zero,
     write_parquet,
@@ -150,6 +149,9 @@ def scans(session: SparkSession, directory: Path, levels: Sequence[str], size: i
 
     def scan_messages(frame: DataFrame) -> None:
         frame.agg(F.sum(F.length("value")), F.max("entry")).collect()
+
+    def scan(frame: DataFrame) -> None:
+        frame.agg(F.sum(F.length("payload")), F.max("entry")).collect()
 
     native = session.read.parquet(str(directory / "parquet"))
     scan(native)
