@@ -37,6 +37,9 @@ class Names:
     """Entries in the order of their publication; a message that was refused has none."""
 
     published: list[Published | None] = field(default_factory=list)
+    transactional: bool = False
+    """Whether a transaction has the topic: its markers are entries with Apache Pulsar, and count as
+    backlog."""
     _known: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def add(self, entry: Published | None) -> str:
@@ -51,12 +54,6 @@ class Names:
         """By `m3`; None if there is no such entry."""
         number = int(name.removeprefix("m"))
         return self.published[number] if number < len(self.published) else None
-
-    @property
-    def transactional(self) -> bool:
-        """Whether a transaction published: its markers are entries with Apache Pulsar, and count
-        as backlog."""
-        return any(found is not None and found.in_transaction for found in self.published)
 
     def recognize(self, ledger: int, entry: int, payload: bytes) -> None:
         """A transaction's message may get its place in the topic, and so another id, at the

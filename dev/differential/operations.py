@@ -351,7 +351,7 @@ async def enlist(play: Play, number: int, sub: str | None = None) -> Any:
     """ADD_PARTITION_TO_TXN, or ADD_SUBSCRIPTION_TO_TXN for a subscription."""
     if number not in play.txns:
         return ABSENT
-    peer = await play.peer(0)
+    peer, play.names.transactional = await play.peer(0), True
     if sub is None:
         body = api.CommandAddPartitionToTxn(request_id=0, partitions=[play.full_topic])
         return await peer.ask(_in(play, body, number))

@@ -1,8 +1,8 @@
 """Policies, permissions and the tenant's configuration in a `TopicNamespace`.
 
-Owns: their names, values and rules. Imports: resources.base. Source: Pulsar's `Policies`, whose
-names and numbers (-1, 0) these are; only policies that brokers honour are here, all others stay
-with REST. Invariant: whatever these models accept, `magnetar.policies.check` accepts too.
+Owns: their names, values and rules. Imports: resources.base, policy_shapes. Source: Pulsar's
+`Policies`, whose names and numbers (-1, 0) these are; only policies that brokers honour are here,
+all others stay with REST. Invariant: whatever these models accept, `magnetar.policies.check` accepts too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from magnetar.policy_shapes import canonical
 from magnetar.resources.base import Model, Rule
 
 INT_MAX = (1 << 31) - 1
@@ -336,9 +337,10 @@ class Policies(PolicyModel):
     )
 
     def declared(self) -> dict[str, Any]:
-        """The policies that are set by key, as they stand in the namespace's record; quotas as
+        """The policies that are set by key, in the form in which REST stores them too; quotas as
         `backlog_quota_map.<type>`."""
-        found = self.model_dump(mode="json", exclude_none=True, exclude={"backlog_quota_map"})
+        given = self.model_dump(mode="json", exclude_none=True, exclude={"backlog_quota_map"})
+        found = {key: canonical(key, value) for key, value in given.items()}
         quotas = self.backlog_quota_map or BacklogQuotas()
         for kind, quota in (
             ("destination_storage", quotas.destination_storage),

@@ -36,6 +36,21 @@ def test_the_manifest_has_every_policy_that_brokers_honour() -> None:
     assert set(FULL) == set(Policies.model_fields)
 
 
+def test_policies_are_stored_as_rest_stores_them() -> None:
+    """The same value given by both is no change, whatever a manifest leaves out."""
+    with_nested = {
+        "autoTopicCreationOverride": {"allowAutoTopicCreation": True},
+        "delayed_delivery_policies": {"active": False},
+    }
+    for manifest in (FULL, with_nested):
+        stored = Policies.model_validate(manifest).declared()
+        simple = {key: value for key, value in stored.items() if "." not in key}
+        assert simple == broker_policies.checked(simple)
+        quotas = {key: value for key, value in stored.items() if "." in key}
+        nested = with_fields({}, {f"policies.{key}": value for key, value in quotas.items()})
+        assert broker_policies.checked(nested) == nested
+
+
 def test_the_namespace_of_the_brokers_is_no_resources() -> None:
     """The operator refuses it as well, for definitions may be older; other namespaces of the
     tenant are anybody's."""
