@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -255,6 +256,7 @@ async def _run(options: argparse.Namespace, pulsar: Server, magnetar: Server) ->
 
 def main() -> int:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     with (
         ExitStack() as stack,
         tempfile.TemporaryDirectory(prefix="magnetar-differential-") as scratch,
