@@ -69,6 +69,11 @@ def flattened(rules: Iterable[dict[str, Any]]) -> Iterator[Right]:
                     yield Right(group, resource, verb)
 
 
+UNKNOWN_YET = "cannot find RESTMapping"
+"""The API server looks for definitions every half a minute: until then it refuses an owner of a kind
+that another test has defined again."""
+
+
 def requests(audit_log: Path, user: str) -> list[Request]:
     """Every finished request of `user` about objects; discovery is everybody's right."""
     found = []
@@ -82,6 +87,7 @@ def requests(audit_log: Path, user: str) -> list[Request]:
                 event["user"]["username"] != user
                 or about is None
                 or event["stage"] not in ("ResponseComplete", "ResponseStarted")
+                or UNKNOWN_YET in event["responseStatus"].get("message", "")
             ):
                 continue
             resource = about["resource"] + (
