@@ -3,6 +3,8 @@ restart of the server in between."""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 from typing import Any
 
@@ -15,6 +17,8 @@ from pulsar.schema import JsonSchema, ProtobufNativeSchema, Record, Schema, Stri
 from dev.server_process import ServerProcess
 from dev.testbed.foreign import Client, ForeignError, schema
 from dev.testbed.rest import Admin, RestError
+from magnetar.client import AvroSchema
+from magnetar.client import Client as OwnClient
 from tests.clients.restarts import before_and_after, restart
 
 pytestmark = pytest.mark.slow
@@ -154,6 +158,30 @@ def test_a_consumer_that_takes_any_schema_gets_all_of_them(
         assert version_of(message) == number
         info = connected._client.get_schema_info(topic, number)
         assert json.loads(info.schema())["fields"] == fields
+
+
+def test_magnetars_client_reads_avro_of_every_version(
+    shared_server: ServerProcess, connected: pulsar.Client, topic: str
+) -> None:
+    """What another client wrote with an earlier and with a later definition, whose fields stand in
+    another order."""
+    later = avro({"name": "c", "type": "int", "default": 3}, A)
+    for kind, data in ((avro(A), b"\x06one"), (later, b"\x0c\x06two")):
+        connected.create_producer(topic, schema=kind).send(data)
+
+    @dataclasses.dataclass
+    class User:
+        a: str
+        c: int = 7
+
+    async def read() -> list[User]:
+        async with OwnClient(shared_server.service_url) as client:
+            consumer = await client.subscribe(
+                topic, "own", schema=AvroSchema(User), initial_position="Earliest"
+            )
+            return [(await consumer.receive(60)).value for _ in range(2)]
+
+    assert asyncio.run(read()) == [User("one"), User("two", 6)]
 
 
 # --- Java and Go ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from copy import copy
 from io import BytesIO
 from typing import TypeVar
 
@@ -22,9 +23,11 @@ class AvroSchema(JsonSchema[T]):
     """Avro records of a pydantic model or a dataclass, in Avro's binary encoding and without a
     header, as Pulsar's clients write them. Needs the extra `avro`.
 
-    A payload is read by this schema: a topic whose producers write another version of it needs a
-    compatibility strategy under which both are the same bytes.
+    A payload is read with the definition that its producer wrote with, which the broker knows by
+    its version, and becomes a value of this model by Avro's rules of resolution.
     """
+
+    has_versions = True
 
     def __init__(self, model: type[T]) -> None:
         try:
@@ -35,8 +38,24 @@ class AvroSchema(JsonSchema[T]):
                 "AvroSchema needs the package avro: pip install 'magnetar[avro]'"
             ) from failure
         super().__init__(model)
-        parsed = avro.schema.parse(json.dumps(self.definition))
-        self._writer, self._reader = avro.io.DatumWriter(parsed), avro.io.DatumReader(parsed)
+        self._parsed = avro.schema.parse(json.dumps(self.definition))
+        self._writer = avro.io.DatumWriter(self._parsed)
+        self._reader = avro.io.DatumReader(self._parsed)
+
+    def written_as(self, definition: bytes) -> AvroSchema[T]:
+        import avro.errors
+        import avro.io
+        import avro.schema
+
+        try:
+            written = avro.schema.parse(definition.decode())
+        except (avro.errors.AvroException, ValueError, RecursionError) as failure:
+            raise InvalidRequest(
+                f"a definition of {len(definition)} bytes is no Avro schema ({type(failure).__name__})"
+            ) from failure
+        found = copy(self)
+        found._reader = avro.io.DatumReader(written, self._parsed)
+        return found
 
     def encode(self, value: T) -> bytes:
         import avro.errors

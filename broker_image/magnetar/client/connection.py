@@ -255,6 +255,7 @@ class Connection(asyncio.BufferedProtocol):
             Type.LOOKUP_RESPONSE: self._on_found,
             Type.PARTITIONED_METADATA_RESPONSE: self._on_found,
             Type.GET_TOPICS_OF_NAMESPACE_RESPONSE: self._on_listed,
+            Type.GET_SCHEMA_RESPONSE: self._on_schema,
             Type.ACK_RESPONSE: self._on_response,
             Type.TC_CLIENT_CONNECT_RESPONSE: self._on_response,
             Type.NEW_TXN_RESPONSE: self._on_response,
@@ -320,6 +321,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_listed(self, command: api.BaseCommand) -> None:
         self._answer(command.get_topics_of_namespace_response.request_id, command)
+
+    def _on_schema(self, command: api.BaseCommand) -> None:
+        found = command.get_schema_response
+        failed = found.HasField("error_code")
+        self._answer(
+            found.request_id,
+            failure_of(found.error_code, found.error_message) if failed else command,
+        )
 
     def _on_response(self, command: api.BaseCommand) -> None:
         """A response that carries its own error."""

@@ -28,6 +28,11 @@ class Source(Protocol):
         """Whether the message is, or was, redelivered: then this copy is dropped."""
         ...
 
+    def readable(self, message: Message[Any]) -> Message[Any] | None:
+        """The message under its writer's schema; None while that is asked for, after which it calls
+        `look_again`."""
+        ...
+
 
 class _Received(NamedTuple):
     source: Source
@@ -73,8 +78,8 @@ class Inbox:
             self.watermarks.close()
 
     def peek(self) -> Message[Any] | None:
-        """The next message without taking it; copies of what comes again are dropped, and
-        watermarks before it hold."""
+        """The next message without taking it, None while its writer's schema is not known; copies
+        of what comes again are dropped, and watermarks before it hold."""
         while self._items:
             first = self._items[0]
             if isinstance(first, dict):
@@ -83,8 +88,15 @@ class Inbox:
             elif first.source.leaves_out(first.copy, first.message):
                 self._items.popleft()
             else:
-                return first.message
+                found = first.source.readable(first.message)
+                if found is not None and found is not first.message:
+                    self._items[0] = first._replace(message=found)
+                return found
         return None
+
+    def look_again(self) -> None:
+        """The first message may be readable now."""
+        self._changed.set()
 
     def _hold(self, marks: _Marks) -> None:
         if self.watermarks is not None:

@@ -151,4 +151,5 @@ def _message(
         broker_publish_time_ms=broker.broker_timestamp
         if broker is not None and broker.HasField("broker_timestamp")
         else None,
+        schema_version=shared.schema_version,
     )

@@ -89,6 +89,7 @@ class Message(Generic[T]):
     redelivery_count: int
     index: int | None = None
     broker_publish_time_ms: int | None = None
+    schema_version: bytes = b""
 
     @property
     def value(self) -> T:

@@ -26,6 +26,7 @@ from magnetar.client.inbox import Inbox
 from magnetar.client.incoming import Damaged, open_chunked, open_entry
 from magnetar.client.messages import Message, MessageId
 from magnetar.client.subscription_options import ConsumerOptions
+from magnetar.client.writer_schemas import WriterSchemas
 from magnetar.errors import MagnetarError, NotAllowed
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -64,6 +65,9 @@ class PartitionConsumer(Attachment):
         self.acknowledger = Acknowledger(self, options, dead_letters, self._redeliver)
         self._unacknowledged = self.acknowledger.unacknowledged
         self._chunks = self.acknowledger.chunks
+        self._writers = WriterSchemas(
+            topic, options.schema, self.request, inbox.look_again, session.clock
+        )
         self._watermarks = inbox.watermarks
         if self._watermarks is not None:
             self._watermarks.add(topic)
@@ -187,6 +191,7 @@ class PartitionConsumer(Attachment):
 
     async def _end(self) -> None:
         await self._unacknowledged.close()
+        await self._writers.close()
         await self.stop()
         if self.failure is not None:
             self._inbox.fail(self.failure)
@@ -227,7 +232,7 @@ class PartitionConsumer(Attachment):
             return
         skipped = opened.skipped
         for item in opened.messages:
-            if self._before_start(item.id):
+            if _precedes(item.id, self._start, inclusive=self._start_inclusive):
                 skipped += 1
             else:
                 self._waiting += 1
@@ -278,6 +283,10 @@ class PartitionConsumer(Attachment):
         self._waiting -= 1
         self._use(1)
 
+    def readable(self, message: Message[Any]) -> Message[Any] | None:
+        """As `Source.readable`."""
+        return self._writers.applied(message)
+
     def leaves_out(self, copy: int, message: Message[Any]) -> bool:
         """As `Source.leaves_out`; its permit is free again, if it is not free already."""
         if not self._copies.comes_again(copy, message.id.position):
@@ -301,17 +310,6 @@ class PartitionConsumer(Attachment):
         """WATERMARK: no message behind those that were sent before it is older."""
         generation = watermark.term, watermark.resets
         self._inbox.put_watermark(self.topic, event_ms_of(watermark), generation)
-
-    def _before_start(self, message_id: MessageId) -> bool:
-        """The broker starts with the whole entry of the start id, and a batch at its first
-        message."""
-        if self._start is None or self._start.position in (EARLIEST, LATEST):
-            return False
-        reached = (message_id.ledger, message_id.entry, message_id.batch_index)
-        start = (self._start.ledger, self._start.entry, self._start.batch_index)
-        if self._start.batch_index < 0:  # names the whole entry
-            reached, start = (*reached[:2], -1), (*start[:2], -1)
-        return reached < start if self._start_inclusive else reached <= start
 
     def _use(self, messages: int) -> None:
         """Permits of messages that left the inbox; given again at half the queue."""
@@ -379,3 +377,15 @@ class PartitionConsumer(Attachment):
 
     def _on_failed(self, failure: MagnetarError) -> None:
         self._inbox.fail(failure)
+
+
+def _precedes(message_id: MessageId, start: MessageId | None, *, inclusive: bool) -> bool:
+    """Whether a message is before where a reader starts: the broker starts with the whole entry of
+    the start id, and a batch at its first message."""
+    if start is None or start.position in (EARLIEST, LATEST):
+        return False
+    reached = (message_id.ledger, message_id.entry, message_id.batch_index)
+    first = (start.ledger, start.entry, start.batch_index)
+    if start.batch_index < 0:  # names the whole entry
+        reached, first = (*reached[:2], -1), (*first[:2], -1)
+    return reached < first if inclusive else reached <= first

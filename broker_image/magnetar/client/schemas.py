@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from typing_extensions import TypeVar
 
@@ -27,6 +27,9 @@ T = TypeVar("T", default=bytes)
 class Schema(ABC, Generic[T]):
     """How values of one type are written."""
 
+    has_versions: ClassVar[bool] = False
+    """Whether a payload can be read only with what its producer wrote with."""
+
     @abstractmethod
     def encode(self, value: T) -> bytes:
         """The payload of a value. Raises InvalidRequest if it does not fit the schema."""
@@ -38,6 +41,11 @@ class Schema(ABC, Generic[T]):
     @abstractmethod
     def to_wire(self) -> api.Schema | None:
         """What PRODUCER and SUBSCRIBE announce; None for nothing."""
+
+    def written_as(self, definition: bytes) -> Schema[T]:  # noqa: ARG002 - for those with versions
+        """This schema, for payloads that were written with another definition. Raises
+        InvalidRequest if that is none."""
+        return self
 
 
 class BytesSchema(Schema[bytes]):

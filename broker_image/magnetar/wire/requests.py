@@ -180,6 +180,13 @@ def last_message_id(consumer_id: int, request_id: int) -> bytes:
     return frame_of(body)
 
 
+def get_schema(topic: str, version: bytes, request_id: int) -> bytes:
+    """GET_SCHEMA of a version that a message's metadata names."""
+    return frame_of(
+        api.CommandGetSchema(request_id=request_id, topic=topic, schema_version=version)
+    )
+
+
 def close_producer(producer_id: int, request_id: int) -> bytes:
     body = api.CommandCloseProducer(producer_id=producer_id, request_id=request_id)
     return frame_of(body)

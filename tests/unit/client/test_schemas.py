@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import datetime
@@ -20,9 +21,10 @@ from magnetar.client.records import definition_of
 from magnetar.client.schemas import BYTES
 from magnetar.errors import IncompatibleSchema, InvalidRequest, WireCode
 from magnetar.wire import commands
+from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import parse_entry
 from tests.support.client_scenarios import entry, run
-from tests.support.memory import ScriptedBroker
+from tests.support.memory import ScriptedBroker, Session
 
 
 class Colour(enum.Enum):
@@ -260,3 +262,78 @@ def test_what_does_not_fit_an_avro_record_is_refused() -> None:
         AvroSchema(Item).encode("text")  # type: ignore[arg-type]
     with pytest.raises(Undecodable, match="no Avro"):
         AvroSchema(Item).decode(b"\x04ab\x04\x00")
+
+
+LATER: Any = dataclasses.make_dataclass(
+    "Item", [("sku", str), ("origin", str), ("count", int, 1)], frozen=True
+)
+"""Item as its producers write it now: another order, and a field more."""
+WRITTEN_LATER = AvroSchema(LATER).encode(LATER("a", "here", 2))
+ONE, TWO, GONE = (bytes(7) + bytes([number]) for number in (1, 2, 9))
+
+
+def test_an_avro_message_is_read_by_what_its_producer_wrote_with() -> None:
+    """Asked for once per version, also after a lost connection; messages behind wait, and come in
+    order. Naive: the consumer's own definition finds other values in the same bytes."""
+    schema = AvroSchema(Item)
+    definitions = {ONE: schema.to_wire(), TWO: AvroSchema(LATER).to_wire()}
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        held: list[tuple[Session, Any]] = []
+        broker.script["get_schema"] = lambda session, ask: held.append((session, ask))
+        consumer = await client.subscribe("t", "s", schema=schema)
+        broker.deliver(
+            0,
+            [
+                entry(WRITTEN_LATER, schema_version=TWO),
+                entry(schema.encode(Item("b", 3)), schema_version=ONE),
+                entry(WRITTEN_LATER, schema_version=TWO),
+                entry(schema.encode(Item("c"))),
+            ],
+        )
+        first = asyncio.ensure_future(consumer.receive())
+        await broker.arrival("get_schema")
+        assert await consumer.batch_receive(timeout_s=0.01) == []
+        session, _ = held.pop()
+        session.drop()  # the answer is lost, and with it the attachment
+        broker.script["get_schema"] = lambda _, ask: commands.schema_found(
+            ask.request_id, definitions[ask.schema_version], ask.schema_version
+        )
+        await broker.arrival("subscribe", 2)
+        broker.deliver(
+            0,
+            [
+                entry(WRITTEN_LATER, schema_version=TWO),
+                entry(schema.encode(Item("b", 3)), schema_version=ONE),
+                entry(WRITTEN_LATER, schema_version=TWO),
+                entry(schema.encode(Item("c"))),
+            ],
+        )
+        got = [await first, *[await consumer.receive() for _ in range(3)]]
+        assert [message.value for message in got] == [
+            Item("a", 2), Item("b", 3), Item("a", 2), Item("c"),
+        ]  # fmt: skip
+        asked = [ask.schema_version for ask in broker.of("get_schema")]
+        assert asked[1:] == [TWO, ONE]
+
+    run(scenario)
+
+
+def test_a_version_that_nobody_knows_is_read_by_the_consumers_own() -> None:
+    """It does not hold up the topic; nor does a definition that is none."""
+    schema = AvroSchema(Item)
+    broken = api.Schema(name="t", type=api.Schema.Type.Avro, schema_data=b"{")
+
+    async def scenario(broker: ScriptedBroker, client: Client) -> None:
+        def answer(_: Session, ask: Any) -> bytes:
+            if ask.schema_version == GONE:
+                return commands.schema_failed(ask.request_id, WireCode.TOPIC_NOT_FOUND, "no")
+            return commands.schema_found(ask.request_id, broken, ONE)
+
+        broker.script["get_schema"] = answer
+        consumer = await client.subscribe("t", "s", schema=schema)
+        data = schema.encode(Item("b", 3))
+        broker.deliver(0, [entry(data, schema_version=GONE), entry(data, schema_version=ONE)])
+        assert [(await consumer.receive()).value for _ in range(2)] == [Item("b", 3)] * 2
+
+    run(scenario)

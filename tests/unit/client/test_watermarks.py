@@ -26,6 +26,9 @@ class Source:
     def leaves_out(self, *_copy: object) -> bool:
         return False
 
+    def readable(self, message: Message[bytes]) -> Message[bytes]:
+        return message
+
 
 def message(event_ms: int | None) -> Message[bytes]:
     return Message(
