@@ -152,6 +152,11 @@ SEEN_AT = {
     "rewrite_without_compare": 2,
     "keys_move_without_draining": 20,
     "stand_by_goes_on_without_rewinding": 11,
+    "files_of_the_parent_go_with_it": 23,
+    "held_for_ever": 11,
+    "a_failure_counts_as_an_answer": 20,
+    "a_repetition_is_taken_again": 19,
+    "no_snapshot_before_trimming": 12,
 }
 FAR = 10
 """A hunt that ends beyond this seed is worth an entry above."""
