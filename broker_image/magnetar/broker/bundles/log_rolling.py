@@ -27,7 +27,7 @@ class LogRoller:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self._rolling: asyncio.Task[LogPosition] | None = None
+        self._rolling: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._sealed = -1
@@ -61,21 +61,21 @@ class LogRoller:
                 await self._until_sealed(number - 1)
                 return LogPosition(number, FILE_HEADER_BYTES)
         written = log.position.file
-        while True:
+        # A roll under way may have left its file before what we were asked for was written, and the
+        # log leaves a full file by itself.
+        while log.position.file <= written:
             if self._rolling is None:
                 self._rolling = asyncio.create_task(self._roll(reason), name="roll")
                 self._rolling.add_done_callback(lambda _task: setattr(self, "_rolling", None))
-            position = await outcome(self._rolling)
-            if position.file > written:
-                return position
-            # A roll under way had left its file before what we were asked for was written.
+            await outcome(self._rolling)
+        await self._until_sealed(written)
+        return LogPosition(written + 1, FILE_HEADER_BYTES)
 
-    async def _roll(self, reason: str) -> LogPosition:
-        number = self._context.log.position.file
-        await self._context.log.roll(reason)
-        await self._until_sealed(number)
+    async def _roll(self, reason: str) -> None:
+        log = self._context.log
+        await log.roll(reason)
+        await self._until_sealed(log.position.file - 1)  # an empty file is not left
         self._context.metrics.log_rolls.inc()
-        return LogPosition(number + 1, FILE_HEADER_BYTES)
 
     async def _until_sealed(self, number: int) -> None:
         """Wait for the seal of a file that has been left; a log that fails before it ends the wait

@@ -93,6 +93,29 @@ async def test_a_roll_that_has_left_its_file_takes_nothing_later_in(tmp_path: Pa
         assert await found.is_complete(position)
 
 
+async def test_a_file_that_the_log_leaves_by_itself_needs_no_roll(tmp_path: Path) -> None:
+    """It was full while a wish waited for the roll before. Naive: a roll begins in the next file,
+    which is empty and is not left, and waits for its seal for ever."""
+
+    async with world(tmp_path) as found:
+        await found.fill(100)
+        held = list[tuple[int, int]]()
+        found.log.on_sealed = lambda number, length, _topics: held.append((number, length))
+        first = asyncio.create_task(found.roller.roll("first", always=True))
+        while found.log.position.file == 0 or not held:
+            await asyncio.sleep(0)
+        await found.fill(100)
+        second = asyncio.create_task(found.roller.roll("second", always=True))
+        await asyncio.sleep(0)
+        await found.log.roll("full")
+        while len(held) < 2:
+            await asyncio.sleep(0.001)
+        for sealed in held:
+            found.roller.file_sealed(*sealed)
+        assert await first == LogPosition(1, FILE_HEADER_BYTES)
+        assert await asyncio.wait_for(second, 60) == LogPosition(2, FILE_HEADER_BYTES)
+
+
 async def test_a_small_file_is_left_alone_unless_it_must_not_be(tmp_path: Path) -> None:
     """Without `always` its start is the answer; with it a file that holds anything is rolled, an
     empty one is not."""
