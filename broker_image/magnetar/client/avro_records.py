@@ -49,7 +49,14 @@ class AvroSchema(JsonSchema[T]):
 
         try:
             written = avro.schema.parse(definition.decode())
-        except (avro.errors.AvroException, ValueError, RecursionError) as failure:
+        except (
+            avro.errors.AvroException,
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as failure:
             raise InvalidRequest(
                 f"a definition of {len(definition)} bytes is no Avro schema ({type(failure).__name__})"
             ) from failure

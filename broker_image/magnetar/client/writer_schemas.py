@@ -1,10 +1,10 @@
 """What the producers of a partition wrote with.
 
 Owns: `WriterSchemas`, which asks the broker once for each version. Imports: messages, schemas,
-backoff, clock, wire, asyncio. Source: Pulsar's binary protocol: `schema_version` in a message's metadata, GET_SCHEMA.
-Invariants: a message waits until its version is known, and those behind it with it; what the broker
-does not know is read by the consumer's own schema; a question that is lost is asked again while a
-message waits.
+backoff, clock, wire, asyncio. Source: Pulsar's binary protocol: `schema_version` in a message's
+metadata, GET_SCHEMA. Invariants: a message waits until its version is known, and those behind it
+with it; what the broker does not know is read by the consumer's own schema; a question that is lost
+is asked again while a message waits.
 """
 
 from __future__ import annotations
