@@ -28,6 +28,7 @@ from dev.bench.spark_inputs import (
     ENTRY_BYTES,
     SEGMENT_BYTES,
     TOPIC,
+    groups_of,
     measure,
     rows,
     write_level_one,
@@ -43,14 +44,13 @@ from magnetar.storage.log.index import LevelZeroIndex
 from magnetar.storage.manifest import (
     LevelZero,
     Manifest,
-    SegmentReference,
     TopicSegments,
     commit_manifest,
 )
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar_jobs import unfolding
 from magnetar_jobs.bounds import Bounds
-from magnetar_jobs.inputs import Group, Piece, pack, read_group
+from magnetar_jobs.inputs import Group, pack, read_group
 from magnetar_jobs.session import SessionSettings, spark_session
 from magnetar_jobs.topic_source import MagnetarDataSource
 from magnetar_jobs.unfolding import MESSAGE_COLUMNS, Chunks, Selection, Unfolding
@@ -75,22 +75,13 @@ async def write_stores(directory: Path, count: int) -> dict[str, tuple[Group, ..
     files = tuple(LevelZero("bench", found.number, found.length, (1,)) for found in read)
     listed = {
         "level-0": partial(replace, level0=files),
-        "level-1": partial(replace, topics={str(TOPIC): TopicSegments(level1=references(one))}),
+        "level-1": partial(replace, topics={str(TOPIC): TopicSegments(level1=tuple(one))}),
     }
     for level, edit in listed.items():
         await _write_store(directory / level, volume, edit)
     await volume.close()
     write_parquet(directory / "parquet", data)
-    return {"level-0": pack(zero, SEGMENT_BYTES), "level-1": pack(one, SEGMENT_BYTES)}
-
-
-def references(pieces: Sequence[Piece]) -> tuple[SegmentReference, ...]:
-    return tuple(
-        SegmentReference(
-            found.object, found.length, found.rows, found.bytes, found.first, found.last
-        )
-        for found in pieces
-    )
+    return {"level-0": pack(zero, SEGMENT_BYTES), "level-1": groups_of(one)}
 
 
 async def _write_store(

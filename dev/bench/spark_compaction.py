@@ -31,6 +31,7 @@ from dev.bench.spark_inputs import (
     ENTRY_BYTES,
     SEGMENT_BYTES,
     TOPIC,
+    groups_of,
     measure,
     rows,
     write_level_one,
@@ -43,7 +44,7 @@ from magnetar.storage.volumes.posix import PosixVolume
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.execution import CompactionOptions, compact_plan
 from magnetar_jobs.files import VolumeFiles
-from magnetar_jobs.inputs import BEFORE_ALL, Group, Piece, pack, read_group
+from magnetar_jobs.inputs import BEFORE_ALL, Group, pack, read_group
 from magnetar_jobs.phases import newest_per_key
 from magnetar_jobs.planning import CompactionPlan
 from magnetar_jobs.session import SessionSettings, spark_session
@@ -75,7 +76,8 @@ async def write_directory(directory: Path, count: int) -> tuple[Input, Input]:
     zero, one = await write_level_zero(volume, iter(data)), await write_level_one(volume, data)
     await volume.close()
     view, logs = (
-        Input(str(directory), pack(found, SEGMENT_BYTES), count, size) for found in (one, zero)
+        Input(str(directory), groups, count, size)
+        for groups in (groups_of(one), pack(zero, SEGMENT_BYTES))
     )
     return view, logs
 
@@ -83,8 +85,8 @@ async def write_directory(directory: Path, count: int) -> tuple[Input, Input]:
 async def write_view(location: str, count: int, keys: int, entry: int, key: int) -> Input:
     """A view only, in any volume; nothing is held in memory but a segment."""
     async with opened_at(location, SystemClock()) as volume:
-        pieces: list[Piece] = await write_level_one(volume, rows(count, keys, entry, key))
-    return Input(location, pack(pieces, SEGMENT_BYTES), count, count * (entry + key))
+        written = await write_level_one(volume, rows(count, keys, entry, key))
+    return Input(location, groups_of(written), count, count * (entry + key))
 
 
 def phase_one(messages: DataFrame) -> None:

@@ -28,7 +28,7 @@ from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.storage.volumes.volume import Volume
 from magnetar.wire.entries import encode_entry
 from magnetar.wire.pulsar_api_pb2 import MessageMetadata
-from magnetar_jobs.inputs import BEFORE_ALL, LOG, Piece
+from magnetar_jobs.inputs import BEFORE_ALL, LOG, Group, Piece, pack
 from magnetar_jobs.planning import log_pieces, segment_pieces
 
 TOPIC = TopicName.parse("persistent://public/default/bench")
@@ -104,8 +104,8 @@ async def write_level_zero(volume: PosixVolume, data: Iterator[Row]) -> list[Pie
     return pieces
 
 
-async def write_level_one(volume: Volume, data: Iterable[Row]) -> list[Piece]:
-    pieces: list[Piece] = []
+async def write_level_one(volume: Volume, data: Iterable[Row]) -> list[SegmentReference]:
+    written = []
     for number, part in enumerate(_parts(data)):
         writer = SegmentWriter({"topic": str(TOPIC)})
         for row in part:
@@ -113,9 +113,14 @@ async def write_level_one(volume: Volume, data: Iterable[Row]) -> list[Piece]:
         found, footer = writer.finish()
         name = names.segment(BUNDLE, f"bench-{number:04d}")
         await volume.put_if_absent(name, b"".join(found))
-        reference = SegmentReference.written(name, writer.length, footer)
-        pieces.extend(segment_pieces(reference, BEFORE_ALL))
-    return pieces
+        written.append(SegmentReference.written(name, writer.length, footer))
+    return written
+
+
+def groups_of(references: Iterable[SegmentReference]) -> tuple[Group, ...]:
+    """What the tasks of a job read of whole segments."""
+    pieces = (piece for found in references for piece in segment_pieces(found, BEFORE_ALL))
+    return pack(pieces, SEGMENT_BYTES)
 
 
 def _parts(data: Iterable[Row]) -> Iterator[list[Row]]:
