@@ -39,6 +39,20 @@ class World:
         self.peer.write(requests.send(1, 0, entry(bytes(size))))
         await self.peer.answer(Type.SEND_RECEIPT)
 
+    async def wishes_while_sealing(
+        self,
+    ) -> tuple[asyncio.Task[LogPosition], asyncio.Task[LogPosition], list[tuple[int, int]]]:
+        """A roll that has left its file, a wish for what was written since, and the seals that the
+        roller has not heard of."""
+        await self.fill(100)
+        held = list[tuple[int, int]]()
+        self.log.on_sealed = lambda number, length, _topics: held.append((number, length))
+        first = asyncio.create_task(self.roller.roll("first", always=True))
+        while self.log.position.file == 0 or not held:
+            await asyncio.sleep(0)
+        await self.fill(100)
+        return first, asyncio.create_task(self.roller.roll("second", always=True)), held
+
     async def is_complete(self, position: LogPosition) -> bool:
         """Whether every file before `position` is sealed and has its index."""
         volume, incarnation = self.broker.context.volume, self.broker.incarnation
@@ -75,14 +89,7 @@ async def test_a_roll_that_has_left_its_file_takes_nothing_later_in(tmp_path: Pa
     wish shares the roll under way, and the position promises what is in no sealed file."""
 
     async with world(tmp_path) as found:
-        await found.fill(100)
-        held = list[tuple[int, int]]()
-        found.log.on_sealed = lambda number, length, _topics: held.append((number, length))
-        first = asyncio.create_task(found.roller.roll("first", always=True))
-        while found.log.position.file == 0 or not held:
-            await asyncio.sleep(0)
-        await found.fill(100)
-        second = asyncio.create_task(found.roller.roll("second", always=True))
+        first, second, held = await found.wishes_while_sealing()
         found.log.on_sealed = found._on_sealed
         await asyncio.sleep(0)
         for sealed in held:
@@ -95,17 +102,10 @@ async def test_a_roll_that_has_left_its_file_takes_nothing_later_in(tmp_path: Pa
 
 async def test_a_file_that_the_log_leaves_by_itself_needs_no_roll(tmp_path: Path) -> None:
     """It was full while a wish waited for the roll before. Naive: a roll begins in the next file,
-    which is empty and is not left, and waits for its seal for ever."""
+    which is empty and is not left, and waits for a seal that never comes."""
 
     async with world(tmp_path) as found:
-        await found.fill(100)
-        held = list[tuple[int, int]]()
-        found.log.on_sealed = lambda number, length, _topics: held.append((number, length))
-        first = asyncio.create_task(found.roller.roll("first", always=True))
-        while found.log.position.file == 0 or not held:
-            await asyncio.sleep(0)
-        await found.fill(100)
-        second = asyncio.create_task(found.roller.roll("second", always=True))
+        first, second, held = await found.wishes_while_sealing()
         await asyncio.sleep(0)
         await found.log.roll("full")
         while len(held) < 2:
