@@ -126,7 +126,7 @@ class TestMissingSlot:
             for number in range(MESSAGES // 4):
                 producer.send(b"%d" % number)
             server.kill()
-            client.close()
+            client.shutdown()
             objects = s3_objects(prefix)
             logs = {
                 slot[0]
