@@ -43,7 +43,6 @@ from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.execution import CompactionOptions, compact_plan
-from magnetar_jobs.files import VolumeFiles
 from magnetar_jobs.inputs import BEFORE_ALL, Group, pack, read_group
 from magnetar_jobs.phases import newest_per_key
 from magnetar_jobs.planning import CompactionPlan
@@ -132,15 +131,17 @@ def compact(session: SparkSession, topic: Input) -> None:
 def bytes_of_phase_one(topic: Input) -> int:
     """What phase 1 reads from the volume."""
     read = 0
-    plain = VolumeFiles.read
+    plain = PosixVolume.read
 
-    def counted(files: VolumeFiles, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    async def counted(
+        volume: PosixVolume, name: str, offset: int = 0, length: int | None = None
+    ) -> bytes:
         nonlocal read
-        found = plain(files, name, offset, length)
+        found = await plain(volume, name, offset, length)
         read += len(found)
         return found
 
-    with patch.object(VolumeFiles, "read", counted):
+    with patch.object(PosixVolume, "read", counted):
         for group in topic.groups:
             for _ in read_group(
                 topic.volume, str(TOPIC), group, Bounds(), metadata=False, deciding=True

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ from magnetar.storage.segments.format import (
     UNPARSED,
     Block,
     BlockEntry,
-    DecidingColumns,
+    Footer,
+    KeyColumns,
 )
-from magnetar.storage.segments.segment import SegmentReader
+from magnetar.storage.segments.segment import read_footer
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c, entry_checksum_ok
 from magnetar_jobs.bounds import HIGHEST, Bounds
 from magnetar_jobs.files import VolumeFiles
@@ -186,8 +188,8 @@ def read_group(
     deciding: bool = False,
 ) -> Iterator[Rows]:
     """The rows of a group. `metadata` False leaves key, event and publish time of level-0 entries
-    unset, which are in their bytes only. `deciding`: of stretches whose rows are all `plain` nothing
-    but what decides them is read; their other columns are 0 and their payload empty.
+    unset, which are in their bytes only. `deciding`: of blocks that are in their segment's key index
+    nothing else is read; their other columns are 0 and their payload empty.
 
     Raises CorruptData, StorageError, FileNotFoundError (the plan is stale: plan again).
     """
@@ -200,12 +202,13 @@ def read_group(
                 if piece.kind == SEGMENT
                 else _read_log(files, topic, piece, bounds)
             )
-            for rows in reading:
-                yield (
-                    with_metadata(rows)
-                    if metadata and (piece.kind == LOG or is_unparsed(rows))
-                    else rows
-                )
+            with closing(reading):
+                for rows in reading:
+                    yield (
+                        with_metadata(rows)
+                        if metadata and (piece.kind == LOG or is_unparsed(rows))
+                        else rows
+                    )
 
 
 def _admitted(bounds: Bounds, entry: BlockEntry) -> bool:
@@ -221,36 +224,47 @@ def _admitted(bounds: Bounds, entry: BlockEntry) -> bool:
 
 def _read_segment(
     files: VolumeFiles, piece: Piece, bounds: Bounds, *, deciding: bool
-) -> Iterator[Rows]:
-    reader = SegmentReader(
+) -> Generator[Rows, None, None]:
+    footer = read_footer(
         lambda at, size: files.read(piece.object, piece.base + at, size), piece.length, piece.object
     )
-    for number in range(piece.start, min(piece.stop, len(reader.footer.blocks))):
-        entry = reader.footer.blocks[number]
+    parts = list(_segment_parts(footer, piece, bounds, deciding=deciding))
+    ranges = [(offset, length) for _, offset, length in parts]
+    with closing(files.read_each(piece.object, ranges)) as read:
+        for (entry, offset, _), data in zip(parts, read, strict=True):
+            if offset != entry.offset:
+                yield _deciding_rows(piece.object, KeyColumns.decode(data, piece.object))
+                continue
+            block = Block.decode(data, piece.object)
+            first = (
+                block.row_at_or_after(piece.after[0], piece.after[1] + 1)
+                if piece.after > BEFORE_ALL
+                else 0
+            )
+            end = (
+                block.row_at_or_after(piece.until[0], piece.until[1] + 1)
+                if piece.until < UNBOUNDED
+                else block.count
+            )
+            yield _rows_of_block(piece.object, entry, block, first, end)
+
+
+def _segment_parts(
+    footer: Footer, piece: Piece, bounds: Bounds, *, deciding: bool
+) -> Iterator[tuple[BlockEntry, int, int]]:
+    """The blocks to read, with offset and length in the object of what is read of each: the block,
+    or its part of the key index."""
+    stretch = slice(piece.start, piece.stop)
+    for entry, index in zip(footer.blocks[stretch], footer.index_offsets[stretch], strict=True):
         if (entry.last_ledger, entry.last_entry) <= piece.after or not _admitted(bounds, entry):
             continue
         if (entry.first_ledger, entry.first_entry) > piece.until:
             break
         entry = entry._replace(offset=piece.base + entry.offset)
-        if deciding and _is_within(piece, entry):
-            data = files.read(piece.object, entry.offset, DecidingColumns.bytes_of(entry))
-            columns = DecidingColumns.decode(data, piece.object)
-            if (np.asarray(columns.flags) & IS_DECIDED).all():
-                yield _deciding_rows(piece.object, columns)
-                continue
-            deciding = False  # a segment that holds one such block most likely holds many
-        block = Block.decode(files.read(piece.object, entry.offset, entry.length), piece.object)
-        first = (
-            block.row_at_or_after(piece.after[0], piece.after[1] + 1)
-            if piece.after > BEFORE_ALL
-            else 0
-        )
-        end = (
-            block.row_at_or_after(piece.until[0], piece.until[1] + 1)
-            if piece.until < UNBOUNDED
-            else block.count
-        )
-        yield _rows_of_block(piece.object, entry, block, first, end)
+        if deciding and entry.index_bytes and _is_within(piece, entry):
+            yield entry, piece.base + index, entry.index_bytes
+        else:
+            yield entry, entry.offset, entry.length
 
 
 def _is_within(piece: Piece, entry: BlockEntry) -> bool:
@@ -259,7 +273,7 @@ def _is_within(piece: Piece, entry: BlockEntry) -> bool:
     return piece.after < first and last <= piece.until
 
 
-def _deciding_rows(name: str, columns: DecidingColumns) -> Rows:
+def _deciding_rows(name: str, columns: KeyColumns) -> Rows:
     flags = np.asarray(columns.flags)
     none = np.zeros(len(flags), np.int64)
     return Rows(
@@ -309,7 +323,9 @@ def _rows_of_block(name: str, entry: BlockEntry, block: Block, first: int, end: 
     )
 
 
-def _read_log(files: VolumeFiles, topic: str, piece: Piece, bounds: Bounds) -> Iterator[Rows]:
+def _read_log(
+    files: VolumeFiles, topic: str, piece: Piece, bounds: Bounds
+) -> Generator[Rows, None, None]:
     index = LevelZeroIndex.decode(files.read(index_name(piece.object)), index_name(piece.object))
     runs = [run for run in index.runs(topic)[piece.start : piece.stop] if piece.valid(run)]
     parts = [
@@ -321,12 +337,14 @@ def _read_log(files: VolumeFiles, topic: str, piece: Piece, bounds: Bounds) -> I
         for begin, end in surviving_slices(run, piece.after, piece.excluded)
     ]
     pending: list[Rows] = []
-    for window in _windows(parts):
-        for rows in _read_window(files, piece.object, window):
-            pending.append(rows)
-            if sum(map(len, pending)) >= MERGED_ROWS_MIN:
-                yield _merged(pending)
-                pending = []
+    windows = list(_windows(parts))
+    with closing(files.read_each(piece.object, map(_span_of, windows))) as read:
+        for window, data in zip(windows, read, strict=True):
+            for rows in _rows_of_window(piece.object, window, data):
+                pending.append(rows)
+                if sum(map(len, pending)) >= MERGED_ROWS_MIN:
+                    yield _merged(pending)
+                    pending = []
     if pending:
         yield _merged(pending)
 
@@ -354,13 +372,18 @@ def _windows(parts: list[_Part]) -> Iterator[list[_Part]]:
         yield window
 
 
-def _read_window(files: VolumeFiles, name: str, window: list[_Part]) -> Iterator[Rows]:
+def _span_of(window: list[_Part]) -> tuple[int, int]:
+    """Offset and length of what a window lies in."""
     start = window[0][0].offset
-    stop = max(run.offset + sum(run.lengths) for run, _, _ in window)
-    data = memoryview(files.read(name, start, stop - start))
-    if len(data) < stop - start:
+    return start, max(run.offset + sum(run.lengths) for run, _, _ in window) - start
+
+
+def _rows_of_window(name: str, window: list[_Part], data: memoryview) -> Iterator[Rows]:
+    start, length = _span_of(window)
+    if len(data) < length:
         raise CorruptData(
-            f"{name}: ends at {start + len(data)}, its index refers to {stop}; restore this file"
+            f"{name}: ends at {start + len(data)}, its index refers to {start + length}; restore "
+            "this file"
         )
     for run, begin, end in window:
         offsets = np.concatenate(([0], np.cumsum(np.asarray(run.lengths, np.int64))))

@@ -3,6 +3,7 @@ needed."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from array import array
 from pathlib import Path
@@ -16,9 +17,11 @@ from magnetar.errors import CorruptData
 from magnetar.storage.log.index import Run
 from magnetar.storage.segments.format import IS_BATCH, IS_DECIDED, Row
 from magnetar.storage.segments.segment import SegmentWriter
+from magnetar.storage.volumes.posix import PosixVolume
+from magnetar.storage.volumes.slots import SlotVolume
+from magnetar_jobs import files
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.execution import CompactionOptions, deal
-from magnetar_jobs.files import VolumeFiles
 from magnetar_jobs.inputs import (
     LOG,
     SEGMENT,
@@ -123,12 +126,12 @@ def test_a_flipped_bit_is_an_error_and_never_a_message(tmp_path: Path, where: st
 
 
 @pytest.mark.parametrize("undecided", [False, True])
-def test_phase_one_reads_the_front_of_blocks(
+def test_phase_one_reads_the_key_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: bool
 ) -> None:
-    """The same messages as whole blocks hold, from at most a twentieth of their bytes; a segment
-    with an entry that its columns do not decide is read as a whole, and so are blocks of which not
-    every row counts."""
+    """The same messages as whole blocks hold, from at most a twentieth of their bytes. A block with
+    an entry that the index does not decide is read as a whole, and so is one of which not every row
+    counts."""
     history = History(random.Random(5))
     entries = [history.single(f"key-{number % 300}", b"v" * 1000) for number in range(4000)]
     if undecided:
@@ -147,13 +150,15 @@ def test_phase_one_reads_the_front_of_blocks(
     whole = Piece(SEGMENT, "segment", 0, len(footer.blocks), *span, 1, 1, len(data), (7, 9))
     read: list[int] = []
 
-    def counted(files: VolumeFiles, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        found = reading(files, name, offset, length)
+    async def counted(
+        volume: PosixVolume, name: str, offset: int = 0, length: int | None = None
+    ) -> bytes:
+        found = await reading(volume, name, offset, length)
         read.append(len(found))
         return found
 
-    reading = VolumeFiles.read
-    monkeypatch.setattr(VolumeFiles, "read", counted)
+    reading = PosixVolume.read
+    monkeypatch.setattr(PosixVolume, "read", counted)
 
     def messages(*, deciding: bool) -> tuple[list[dict[str, Any]], int]:
         read.clear()
@@ -166,8 +171,45 @@ def test_phase_one_reads_the_front_of_blocks(
 
     (expected, every_byte), (found, few) = messages(deciding=False), messages(deciding=True)
     assert found == expected
-    block = footer.blocks[0].length
-    if undecided:
-        assert every_byte < few < every_byte + block
-    else:
-        assert few - block < every_byte / 20
+    whole_blocks = 2 if undecided else 1
+    assert few - whole_blocks * footer.blocks[0].length < every_byte / 20
+
+
+def test_ranges_come_in_order_and_a_reader_may_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store is asked for neighbours at once and for a bounded number of ranges ahead;
+    what is under way when the reader stops is cancelled."""
+    monkeypatch.setattr(files, "REQUEST_BYTES_MAX", 5)
+    running = most = 0
+    lengths: list[int | None] = []
+
+    async def slow(volume: SlotVolume, name: str, offset: int, length: int | None) -> bytes:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        lengths.append(length)
+        try:
+            await asyncio.sleep(0.002 * (offset % 3))
+            return await reading(volume, name, offset, length)
+        finally:
+            running -= 1
+
+    reading = SlotVolume.read
+    monkeypatch.setattr(SlotVolume, "read", slow)
+    with files.VolumeFiles(f"link://{tmp_path}/objects") as found:
+        assert found.put_if_absent("data", bytes(range(100)))
+        ranges = [(at, 2) for at in range(0, 100, 2)]
+        assert [bytes(part) for part in found.read_each("data", ranges)] == [
+            bytes((at, at + 1)) for at in range(0, 100, 2)
+        ]
+        assert lengths == [4] * 25
+        assert (most, running) == (files.REQUESTS_AHEAD + 1, 0)
+        apart = [(0, 2), (3, 2), (5, 9), (1, 1)]
+        lengths.clear()
+        assert [part[0] for part in found.read_each("data", apart)] == [0, 3, 5, 1]
+        assert lengths == [2, 2, 9, 1]
+        some = found.read_each("data", ranges)
+        assert next(some) == b"\0\1"
+        some.close()
+        assert running == 0

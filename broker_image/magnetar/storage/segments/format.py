@@ -1,15 +1,15 @@
-"""Format of level-1 segments, version 2: blocks, footer, trailer.
+"""Format of level-1 segments, version 2: blocks, key index, footer, trailer.
 
 Owns: the bytes of a segment. Imports: errors, crc32c, arrays. Pure; without Arrow, although the
-columns are Arrow buffers. A segment is blocks back to back, then the footer (a description as JSON,
-one fixed entry per block), then a trailer of 48 bytes. A block is a header of 64 bytes, then
-columns, each padded to 8 bytes. First those that decide about compaction: key offsets (int32, one
-more than rows), flags (uint32), the keys' bytes. Then payload offsets (int32, one more than rows),
-ledger, entry, event time, publish time, append time (int64), message count (uint32), the payloads'
-bytes. Times are milliseconds. Invariants: rows rise by (ledger, entry), over blocks too; holes and
-several ledgers are allowed; every byte is under a CRC-32C, and the header with the first columns
-under one of its own, so that they can be read alone; payloads are the entries as their clients sent
-them.
+columns are Arrow buffers. A segment is blocks back to back, then the key index, then the footer (a
+description as JSON, one fixed entry per block), then a trailer of 48 bytes. A block is a header of
+64 bytes, then columns, each padded to 8 bytes: payload offsets and key offsets (int32, one more
+than rows), ledger, entry, event time, publish time, append time (int64), message count and flags
+(uint32), the keys' bytes, the payloads' bytes. Times are milliseconds. The key index repeats what
+decides about compaction, so that one read gives it for a whole segment: for each block whose rows
+are all IS_DECIDED a header of 16 bytes, then its key offsets, flags and keys. Invariants: rows rise
+by (ledger, entry), over blocks too; holes and several ledgers are allowed; every byte is under a
+CRC-32C; payloads are the entries as their clients sent them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ VERSION = 2
 BLOCK_BYTES_MAX = 1024 * 1024
 BLOCK_ROWS_MAX = 1024
 BLOCK_HEADER_BYTES = 64
+KEYS_HEADER_BYTES = 16
 TRAILER_BYTES = 48
 ALIGNMENT = 8
 
@@ -51,18 +52,19 @@ UNPARSED = 32
 CODEC_NONE = 0
 
 _BLOCK_MAGIC = 0x4B42534D  # "MSBK"
-# magic, version, codec, 0, rows, body bytes, ledger, entry, key bytes, crc of what is behind the
-# keys, payload bytes
+# magic, version, codec, 0, rows, body bytes, ledger, entry, key bytes, 0, payload bytes
 _BLOCK = struct.Struct("<IHBBIIqqIIQ")
 _CRC = struct.Struct("<I")
 _FOOTER = struct.Struct("<II")  # description bytes, blocks
-_ENTRY = struct.Struct("<QIIqqqqqqqqqqQQ")
+_ENTRY = struct.Struct("<QIIqqqqqqqqqqQQQ")
+_KEYS = struct.Struct("<III")  # rows, key bytes, 0; behind it the CRC of them and the columns
 _TRAILER_MAGIC = b"MAGNSEG\0"
 # footer offset, footer bytes, footer crc, rows, messages, version
 _TRAILER = struct.Struct("<QIIQQI")
 _WIDE_COLUMNS = 5
 ANY_TIME = (-(1 << 63), (1 << 63) - 1)
 """(least, greatest) time of rows whose times are not known."""
+_NARROW_COLUMNS = 2
 
 
 class Row(NamedTuple):
@@ -81,7 +83,7 @@ class Row(NamedTuple):
 
 class BlockEntry(NamedTuple):
     """What the footer says of one block. Times are (least, greatest) of its rows; `bytes` are
-    those of the payloads."""
+    those of the payloads; `index_bytes` those in the key index, 0 if it is not there."""
 
     offset: int
     length: int
@@ -98,6 +100,7 @@ class BlockEntry(NamedTuple):
     append_time_max: int
     messages: int
     bytes: int
+    index_bytes: int
 
 
 def _padded(size: int) -> int:
@@ -107,8 +110,9 @@ def _padded(size: int) -> int:
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
-    """A block of `rows` that will lie at `offset` of the segment, and its entry for the footer."""
+def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, bytes, BlockEntry]:
+    """A block of `rows` that will lie at `offset` of the segment, its part of the key index, and
+    its entry for the footer."""
     assert rows, "a block holds at least one row"
     columns = list(zip(*rows, strict=True))
     ledgers, entries, events, publishes, appends, counts, flags, keys, payloads = columns
@@ -117,22 +121,24 @@ def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
         flag & ~HAS_KEY | (HAS_KEY if row.key is not None else 0)
         for flag, row in zip(flags, rows, strict=True)
     ]
-    deciding: list[Buffer] = []
-    _append_padded(deciding, _offsets_of(keys))
-    _append_padded(deciding, packed(U32, marks).tobytes())
-    _append_padded(deciding, b"".join(keys))
+    key_columns = [_offsets_of(keys), packed(U32, marks).tobytes(), b"".join(keys)]
     parts: list[Buffer] = []
     _append_padded(parts, _offsets_of(payloads))
+    _append_padded(parts, key_columns[0])
     parts += [
         packed(I64, column).tobytes() for column in (ledgers, entries, events, publishes, appends)
     ]
     _append_padded(parts, packed(U32, counts).tobytes())
+    for column in key_columns[1:]:
+        _append_padded(parts, column)
     payload_bytes = sum(map(len, payloads))
     parts += payloads
     parts.append(bytes(-payload_bytes % ALIGNMENT))
-    place = (len(rows), ledgers[0], entries[0])
-    block = _framed(deciding, parts, place, sum(map(len, keys)), payload_bytes)
-    return block, BlockEntry(
+    body = b"".join(parts)
+    key_bytes = len(key_columns[2])
+    block = _framed(body, len(rows), ledgers[0], entries[0], key_bytes, payload_bytes)
+    index = _encode_key_columns(key_columns) if all(mark & IS_DECIDED for mark in marks) else b""
+    entry = BlockEntry(
         offset,
         len(block),
         len(rows),
@@ -148,7 +154,9 @@ def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
         max(appends),
         sum(counts),
         payload_bytes,
+        len(index),
     )
+    return block, index, entry
 
 
 def _offsets_of(values: Sequence[Buffer]) -> bytes:
@@ -191,27 +199,49 @@ class Block:
             at += size
             return found
 
-        self.key_offsets = column(offsets, 4 * (count + 1), "i")
-        self.flags = column(narrow, 4 * count, "I")
-        self.keys = column(_padded(key_bytes), key_bytes, "B")
         self.payload_offsets = column(offsets, 4 * (count + 1), "i")
+        self.key_offsets = column(offsets, 4 * (count + 1), "i")
         self.ledgers = column(wide, wide, "q")
         self.entries = column(wide, wide, "q")
         self.event_times = column(wide, wide, "q")
         self.publish_times = column(wide, wide, "q")
         self.append_times = column(wide, wide, "q")
         self.message_counts = column(narrow, 4 * count, "I")
+        self.flags = column(narrow, 4 * count, "I")
+        self.keys = column(_padded(key_bytes), key_bytes, "B")
         self.payloads = column(_padded(payload_bytes), payload_bytes, "B")
 
     @staticmethod
     def decode(data: Buffer, name: str) -> Block:
         """The block that `data` is exactly. Raises CorruptData naming segment `name`."""
         view = memoryview(data)
-        header = _decode_deciding(view, name)
+        if len(view) < BLOCK_HEADER_BYTES:
+            raise CorruptData(f"{name}: {len(view)} bytes are no block")
+        magic, version, codec, _, count, size, _, _, key_bytes, _, payload_bytes = (
+            _BLOCK.unpack_from(view)
+        )
         body = view[BLOCK_HEADER_BYTES:]
-        if len(body) != header.body_bytes or crc32c(view[header.end :]) != header.rest_crc:
-            raise _damaged(view, name)
-        return Block(header.rows, body, header.key_bytes, header.payload_bytes)
+        covered = view[: BLOCK_HEADER_BYTES - _CRC.size]
+        if (
+            magic != _BLOCK_MAGIC
+            or len(body) != size
+            or _CRC.unpack_from(view, len(covered))[0] != crc32c(body, crc32c(covered))
+        ):
+            raise CorruptData(
+                f"{name}: a block of {len(view)} bytes fails its checksum; restore this file or "
+                "rewrite it"
+            )
+        if version != VERSION or codec != CODEC_NONE:
+            raise CorruptData(
+                f"{name}: segment version {version} codec {codec} is not known; upgrade this "
+                "component"
+            )
+        wide, narrow = _WIDE_COLUMNS * 8 * count, _NARROW_COLUMNS * _padded(4 * count)
+        if size != 2 * _padded(4 * (count + 1)) + wide + narrow + _padded(key_bytes) + _padded(
+            payload_bytes
+        ):
+            raise CorruptData(f"{name}: a block of {count} rows does not add up to {size} bytes")
+        return Block(count, body, key_bytes, payload_bytes)
 
     def payload(self, row: int) -> memoryview:
         """The bytes of one entry."""
@@ -242,80 +272,52 @@ class Block:
         return low
 
 
-class DecidingColumns(NamedTuple):
-    """What compaction needs to know of rows that are IS_DECIDED: the front of a block."""
+# --- key index ------------------------------------------------------------------------------------
+
+
+class KeyColumns(NamedTuple):
+    """What compaction needs to know of the rows of a block that are all IS_DECIDED."""
 
     key_offsets: memoryview
     flags: memoryview
     keys: memoryview
 
     @staticmethod
-    def bytes_of(entry: BlockEntry) -> int:
-        """How many bytes of a block these are, header included."""
-        return entry.length - _rest_bytes(entry.rows, entry.bytes)
-
-    @staticmethod
-    def decode(data: Buffer, name: str) -> DecidingColumns:
-        """Those of a block that begins with `data`. Raises CorruptData naming segment `name`."""
+    def decode(data: Buffer, name: str) -> KeyColumns:
+        """A block's part of the key index, which `data` is exactly. Raises CorruptData naming
+        segment `name`."""
         view = memoryview(data)
-        header = _decode_deciding(view, name)
-        offsets_at, count = BLOCK_HEADER_BYTES, header.rows
-        flags_at = offsets_at + _padded(4 * (count + 1))
+        count, key_bytes, _ = (
+            _KEYS.unpack_from(view) if len(view) >= KEYS_HEADER_BYTES else (0,) * 3
+        )
+        flags_at = KEYS_HEADER_BYTES + _padded(4 * (count + 1))
         keys_at = flags_at + _padded(4 * count)
-        return DecidingColumns(
-            view[offsets_at : offsets_at + 4 * (count + 1)].cast("i"),
+        if (
+            not count
+            or len(view) != keys_at + _padded(key_bytes)
+            or _CRC.unpack_from(view, _KEYS.size)[0]
+            != crc32c(view[KEYS_HEADER_BYTES:], crc32c(view[: _KEYS.size]))
+        ):
+            raise CorruptData(
+                f"{name}: {len(view)} bytes of the key index fail their checksum; restore this "
+                "file or rewrite it"
+            )
+        return KeyColumns(
+            view[KEYS_HEADER_BYTES : KEYS_HEADER_BYTES + 4 * (count + 1)].cast("i"),
             view[flags_at : flags_at + 4 * count].cast("I"),
-            view[keys_at : keys_at + header.key_bytes],
+            view[keys_at : keys_at + key_bytes],
         )
 
 
-class _Header(NamedTuple):
-    """What the header of a block says; `end` is where its first columns end."""
-
-    rows: int
-    body_bytes: int
-    key_bytes: int
-    payload_bytes: int
-    rest_crc: int
-    end: int
-
-
-def _rest_bytes(rows: int, payload_bytes: int) -> int:
-    """The bytes of a block behind its keys."""
-    return (_padded(4 * (rows + 1)) + _WIDE_COLUMNS * 8 * rows + _padded(4 * rows)) + _padded(
-        payload_bytes
-    )
-
-
-def _decode_deciding(view: memoryview, name: str) -> _Header:
-    """Verify header and first columns of the block that begins with `view`. Raises CorruptData."""
-    if len(view) < BLOCK_HEADER_BYTES:
-        raise CorruptData(f"{name}: {len(view)} bytes are no block")
-    magic, version, codec, _, rows, size, _, _, key_bytes, rest_crc, payload_bytes = (
-        _BLOCK.unpack_from(view)
-    )
-    covered = BLOCK_HEADER_BYTES - _CRC.size
-    end = BLOCK_HEADER_BYTES + (_padded(4 * (rows + 1)) + _padded(4 * rows) + _padded(key_bytes))
-    if (
-        magic != _BLOCK_MAGIC
-        or len(view) < end
-        or _CRC.unpack_from(view, covered)[0]
-        != crc32c(view[BLOCK_HEADER_BYTES:end], crc32c(view[:covered]))
-    ):
-        raise _damaged(view, name)
-    if version != VERSION or codec != CODEC_NONE:
-        raise CorruptData(
-            f"{name}: segment version {version} codec {codec} is not known; upgrade this component"
-        )
-    if BLOCK_HEADER_BYTES + size != end + _rest_bytes(rows, payload_bytes):
-        raise CorruptData(f"{name}: a block of {rows} rows does not add up to {size} bytes")
-    return _Header(rows, size, key_bytes, payload_bytes, rest_crc, end)
-
-
-def _damaged(view: memoryview, name: str) -> CorruptData:
-    return CorruptData(
-        f"{name}: a block of {len(view)} bytes fails its checksum; restore this file or rewrite it"
-    )
+def _encode_key_columns(columns: Sequence[bytes]) -> bytes:
+    """`columns`: key offsets, flags, keys."""
+    offsets, flags, keys = columns
+    parts: list[Buffer] = []
+    for column in (offsets, flags, keys):
+        _append_padded(parts, column)
+    body = b"".join(parts)
+    fixed = _KEYS.pack(len(flags) // 4, len(keys), 0)
+    return b"".join([fixed, _CRC.pack(crc32c(body, crc32c(fixed))), body])
 
 
 # --- footer ---------------------------------------------------------------------------------------
@@ -340,11 +342,9 @@ def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, Bl
     assert count, "a block holds at least one row"
     offsets = list(accumulate((length for run in runs for length in run.lengths), initial=0))
     counts = [number for run in runs for number in run.message_counts]
-    deciding: list[Buffer] = []
-    _append_padded(deciding, bytes(4 * (count + 1)))
-    _append_padded(deciding, packed(U32, [UNPARSED]).tobytes() * count)
     parts: list[Buffer] = []
     _append_padded(parts, packed(I32, offsets).tobytes())
+    _append_padded(parts, bytes(4 * (count + 1)))
     sized = list(zip(runs, sizes, strict=True))
     parts += [
         b"".join([packed(I64, [run.ledger]).tobytes() * size for run, size in sized]),
@@ -353,14 +353,15 @@ def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, Bl
         b"".join([packed(I64, [run.append_ms]).tobytes() * size for run, size in sized]),
     ]
     _append_padded(parts, packed(U32, counts).tobytes())
+    _append_padded(parts, packed(U32, [UNPARSED]).tobytes() * count)
     parts += [run.payload for run in runs]
     parts.append(bytes(-offsets[-1] % ALIGNMENT))
     first, last = runs[0], runs[-1]
-    block = _framed(deciding, parts, (count, first.ledger, first.first_entry), 0, offsets[-1])
+    block = _framed(b"".join(parts), count, first.ledger, first.first_entry, 0, offsets[-1])
     appends = [run.append_ms for run in runs]
     ends = (first.ledger, first.first_entry, last.ledger, last.first_entry + sizes[-1] - 1)
     times = (*ANY_TIME, *ANY_TIME, min(appends), max(appends))
-    return block, BlockEntry(offset, len(block), count, *ends, *times, sum(counts), offsets[-1])
+    return block, BlockEntry(offset, len(block), count, *ends, *times, sum(counts), offsets[-1], 0)
 
 
 def _entry_ids(first: int, count: int) -> bytes:
@@ -368,29 +369,23 @@ def _entry_ids(first: int, count: int) -> bytes:
 
 
 def _framed(
-    deciding: Sequence[Buffer],
-    parts: Sequence[Buffer],
-    place: tuple[int, int, int],
-    key_bytes: int,
-    payload_bytes: int,
+    body: bytes, rows: int, ledger: int, entry: int, key_bytes: int, payload_bytes: int
 ) -> bytes:
-    """A block's bytes: header, first columns, the rest. `place`: rows, ledger, entry."""
-    first, rest = b"".join(deciding), b"".join(parts)
-    rows, ledger, entry = place
+    """A block's bytes: header, CRC, body."""
     fixed = _BLOCK.pack(
         _BLOCK_MAGIC,
         VERSION,
         CODEC_NONE,
         0,
         rows,
-        len(first) + len(rest),
+        len(body),
         ledger,
         entry,
         key_bytes,
-        crc32c(rest),
+        0,
         payload_bytes,
     ).ljust(BLOCK_HEADER_BYTES - _CRC.size, b"\0")
-    return b"".join([fixed, _CRC.pack(crc32c(first, crc32c(fixed))), first, rest])
+    return fixed + _CRC.pack(crc32c(body, crc32c(fixed))) + body
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,9 +404,15 @@ class Footer:
     def messages(self) -> int:
         return sum(block.messages for block in self.blocks)
 
+    @property
+    def index_offsets(self) -> list[int]:
+        """Where in the segment each block's part of the key index begins."""
+        end = self.blocks[-1].offset + self.blocks[-1].length if self.blocks else 0
+        return list(accumulate((block.index_bytes for block in self.blocks), initial=end))[:-1]
+
 
 def encode_footer(footer: Footer, offset: int) -> bytes:
-    """Footer and trailer for a segment whose blocks end at `offset`."""
+    """Footer and trailer for a segment whose key index ends at `offset`."""
     text = json.dumps(dict(footer.description), sort_keys=True, separators=(",", ":")).encode()
     body = b"".join(
         [

@@ -30,6 +30,8 @@ from magnetar.storage.segments.format import (
 from magnetar.storage.volumes.volume import Buffer
 
 BLOCKS_CACHED_MAX = 16
+FOOTER_READ_BYTES = 16 << 10
+"""The footers of 100 blocks are smaller."""
 
 ReadRange = Callable[[int, int], Buffer]
 Position = tuple[int, int]
@@ -47,6 +49,7 @@ class SegmentWriter:
         self._rows: list[Row] = []
         self._row_bytes = 0
         self._blocks: list[BlockEntry] = []
+        self._index: list[bytes] = []
         self._ready: list[bytes] = []
         self._last: Position | None = None
         self.length = 0
@@ -76,14 +79,16 @@ class SegmentWriter:
             self._end_block()
         assert self._blocks, "a segment holds at least one row"
         footer = Footer(self._description, tuple(self._blocks))
+        self.length += sum(map(len, self._index))
         end = encode_footer(footer, self.length)
         self.length += len(end)
-        self._ready.append(end)
+        self._ready += [*self._index, end]
         return self.take(), footer
 
     def _end_block(self) -> None:
-        block, entry = encode_block(self._rows, self.length)
+        block, index, entry = encode_block(self._rows, self.length)
         self._ready.append(block)
+        self._index.append(index)
         self._blocks.append(entry)
         self.length += len(block)
         self._rows, self._row_bytes = [], 0
@@ -154,10 +159,13 @@ class RunSegmentWriter:
 
 
 def read_footer(read_range: ReadRange, length: int, name: str) -> Footer:
-    """The footer of a segment of `length` bytes. Raises CorruptData."""
-    trailer = read_range(length - TRAILER_BYTES, TRAILER_BYTES)
+    """The footer of a segment of `length` bytes, in one read or two. Raises CorruptData."""
+    base = max(0, length - FOOTER_READ_BYTES)
+    tail = memoryview(read_range(base, length - base))
+    trailer = tail[-TRAILER_BYTES:]
     offset, size = decode_trailer(trailer, name)
-    return decode_footer(read_range(offset, size), trailer, name)
+    footer = tail[offset - base :][:size] if offset >= base else read_range(offset, size)
+    return decode_footer(footer, trailer, name)
 
 
 class SegmentReader:

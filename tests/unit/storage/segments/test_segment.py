@@ -16,24 +16,26 @@ from magnetar.storage.segments.format import (
     BLOCK_ROWS_MAX,
     HAS_KEY,
     IS_BATCH,
+    IS_DECIDED,
     Block,
-    DecidingColumns,
+    KeyColumns,
     Row,
     encode_block,
 )
 from magnetar.storage.segments.segment import SegmentReader, SegmentWriter
 
 GOLDEN = (
-    "4d53424b0200000003000000d000000003000000000000000000000000000000010000002c41a3a90d000000000000000000000000000000"
-    "000000005ff30fa900000000010000000100000001000000010000000200000001000000000000006b000000000000000000000007000000"
-    "0d0000000d000000030000000000000003000000000000000900000000000000000000000000000005000000000000000000000000000000"
-    "6400000000000000ffffffffffffffff3200000000000000c800000000000000c900000000000000ca000000000000002c01000000000000"
-    "2d010000000000002e01000000000000010000000700000001000000000000000e0166697273747365636f6e640000001e00000001000000"
+    "4d53424b0200000003000000d00000000300000000000000000000000000000001000000000000000d000000000000000000000000000000"
+    "00000000e1522a6c00000000070000000d0000000d0000000000000001000000010000000100000003000000000000000300000000000000"
+    "09000000000000000000000000000000050000000000000000000000000000006400000000000000ffffffffffffffff3200000000000000"
+    "c800000000000000c900000000000000ca000000000000002c010000000000002d010000000000002e010000000000000100000007000000"
+    "0100000000000000010000000200000001000000000000006b000000000000000e0166697273747365636f6e640000001e00000001000000"
     "000000000000000010010000030000000300000000000000000000000000000009000000000000000000000000000000ffffffffffffffff"
     "6400000000000000c800000000000000ca000000000000002c010000000000002e0100000000000009000000000000000d00000000000000"
-    "7b22746f706963223a2270657273697374656e743a2f2f612f622f63227d1001000000000000960000001472f84003000000000000000900"
-    "000000000000020000004757451f4d41474e53454700"
+    "00000000000000007b22746f706963223a2270657273697374656e743a2f2f612f622f63227d10010000000000009e000000b0bfd9040300"
+    "0000000000000900000000000000020000005611a9724d41474e53454700"
 )
+GOLDEN_INDEX = "0300000001000000000000005584386300000000010000000100000001000000050000000600000005000000000000006b00000000000000"
 ROWS = [
     Row(3, 0, 100, 200, 300, 1, 0, b"k", b"\x0e\x01first"),
     Row(3, 5, -1, 201, 301, 7, IS_BATCH, None, memoryview(b"second")),
@@ -68,7 +70,7 @@ def test_golden_segment() -> None:
 def test_columns_are_arrow_buffers() -> None:
     """Offsets are int32 from 0, all columns begin at multiples of 8, absent and empty keys
     differ."""
-    data, entry = encode_block(ROWS, 0)
+    data, _, entry = encode_block(ROWS, 0)
     block = Block.decode(data, "s")
     assert list(block.payload_offsets) == [0, 7, 13, 13]
     assert list(block.key_offsets) == [0, 1, 1, 1]
@@ -152,30 +154,35 @@ def test_every_damaged_byte_is_found() -> None:
             reader(data[:length])
 
 
-def test_what_decides_about_compaction_is_read_without_the_rest() -> None:
-    """Keys and flags come from the front of a block alone; damage there is found, and damage behind
-    them needs the whole block."""
-    data, entry = encode_block(ROWS, 0)
-    size = DecidingColumns.bytes_of(entry)
-    block, columns = Block.decode(data, "s"), DecidingColumns.decode(data[:size], "s")
-    assert (list(columns.flags), list(columns.key_offsets), bytes(columns.keys)) == (
-        list(block.flags),
-        list(block.key_offsets),
-        bytes(block.keys),
-    )
-    for at in range(len(data)):
-        damaged = bytearray(data)
-        damaged[at] ^= 0x04
-        with pytest.raises(CorruptData):
-            Block.decode(damaged, "s")
-        if at < size:
-            with pytest.raises(CorruptData):
-                DecidingColumns.decode(damaged[:size], "s")
-        else:
-            assert DecidingColumns.decode(damaged[:size], "s").flags == columns.flags
-    for length in range(size):
-        with pytest.raises(CorruptData):
-            DecidingColumns.decode(data[:length], "s")
+def test_the_key_index_repeats_what_decides_about_compaction() -> None:
+    """Of blocks whose rows are all decided keys and flags are read without the blocks; every
+    damaged byte of them is found; other blocks are not in the index."""
+    decided = [row._replace(flags=row.flags | IS_DECIDED) for row in ROWS]
+    assert encode_block(decided, 0)[1].hex() == GOLDEN_INDEX
+    assert encode_block([*decided[:-1], ROWS[-1]._replace(flags=0)], 0)[1] == b""
+    writer = SegmentWriter({})
+    for row in decided:
+        writer.add(row)
+    pieces, footer = writer.finish()
+    data = b"".join(pieces)
+    stored = 0
+    for entry, at in zip(footer.blocks, footer.index_offsets, strict=True):
+        block = Block.decode(data[entry.offset :][: entry.length], "s")
+        part = data[at : at + entry.index_bytes]
+        columns = KeyColumns.decode(part, "s")
+        assert (list(columns.flags), list(columns.key_offsets), bytes(columns.keys)) == (
+            list(block.flags),
+            list(block.key_offsets),
+            bytes(block.keys),
+        )
+        stored += len(columns.flags)
+        for place in range(len(part)):
+            damaged = bytearray(part)
+            damaged[place] ^= 0x04
+            for wrong in (damaged, part[:place]):
+                with pytest.raises(CorruptData):
+                    KeyColumns.decode(wrong, "s")
+    assert stored == len(ROWS)
 
 
 def test_rows_out_of_order_are_a_programmers_error() -> None:
