@@ -2,12 +2,14 @@
 
 Owns: `Names` (message ids by the order of publication), and how answers, messages and REST bodies
 are shown. Imports: magnetar.wire. Pure. Invariants: an id that was not published in the scenario is
-`start` before a ledger's first entry, `none` for -1:-1, else `other`; texts of errors are collected,
-not compared.
+`start` before a ledger's first entry, `none` for -1:-1, else `other`, which is settled at the end: a
+transaction's message may be recognized later than its id was seen; texts of errors are collected, not
+compared.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +20,7 @@ from magnetar.wire.commands import signed
 from magnetar.wire.entries import parse_entry
 
 Type = api.BaseCommand
+_UNKNOWN = re.compile(r"other (-?\d+):(-?\d+)")
 
 
 @dataclass
@@ -72,7 +75,20 @@ class Names:
             return "none"
         if entry == -1:
             return "start"
-        return self._known.get((ledger, entry), "other")
+        return self._known.get((ledger, entry), f"other {ledger}:{entry}")
+
+    def settled(self, shown: Any) -> Any:
+        """What was shown, with the names that are known by now."""
+        if isinstance(shown, dict):
+            return {key: self.settled(value) for key, value in shown.items()}
+        if isinstance(shown, list):
+            return [self.settled(value) for value in shown]
+        if isinstance(shown, str):
+            return _UNKNOWN.sub(self._name_of, shown)
+        return shown
+
+    def _name_of(self, found: re.Match[str]) -> str:
+        return self._known.get((int(found[1]), int(found[2])), "other")
 
 
 def shown_message(message: api.CommandMessage, entry: bytes, names: Names) -> str:

@@ -17,6 +17,10 @@ from dev.differential.servers import Server
 QUIETS_S = (0.05, 0.3, 1.0)
 """A step has ended when nothing came for so long. Runs that differ are repeated with more of it:
 what was only late is no difference."""
+READ_ALL: Step = [
+    "subscribe", 999, "everything",
+    {"conn": 999, "name": "reader", "durable": False, "position": "Earliest", "create": False},
+]  # fmt: skip
 
 
 async def run(
@@ -29,7 +33,11 @@ async def run(
     """What every step showed; texts of errors are appended to `texts`."""
     play = Play(server, place, quiet_s)
     try:
-        return [await play.step(step, OPERATIONS) for step in steps]
+        shown = [await play.step(step, OPERATIONS) for step in steps]
+        if play.names.transactional:
+            # a reader of everything, so that messages with a place of their commit are recognized
+            await play.step(READ_ALL, OPERATIONS)
+        return [play.names.settled(observation) for observation in shown]
     finally:
         await play.close()
         with contextlib.suppress(httpx.HTTPError):

@@ -256,12 +256,23 @@ SCENARIOS: dict[str, list[Step]] = {
         ["producer", 0, {"name": "p", "schema": {"type": "String"}}], ["subscribe", 0, "s", {}],
         ["subscribe", 1, "s", {"schema": {"type": "Json", "definition": RECORD}}],
     ],
+    # --- the end of a topic
+    "end_of_topic_for_each_consumer": [
+        P, ["rest", "POST", "terminate"], ["subscribe", 0, "s", SHARED], ["close_consumer", 0],
+        ["subscribe", 0, "s", SHARED], ["close_consumer", 0], ["backlog", "s"],
+        ["subscribe", 1, "f", {"type": "Failover"}], ["close_consumer", 1],
+        ["subscribe", 1, "f", {"type": "Failover"}],
+    ],
     # --- policies
     "limits": [
         P, ["rest", "POST", "maxProducers", 1], ["rest", "POST", "maxConsumers", 1], ["wait", 1000],
         ["producer", 1, {"name": "q"}], ["subscribe", 0, "s", SHARED], ["subscribe", 1, "s", SHARED],
         ["rest", "GET", "maxProducers"], ["rest", "DELETE", "maxProducers"], ["wait", 1000],
         ["producer", 1, {"name": "q"}],
+    ],
+    "a_consumer_too_many_creates_no_subscription": [
+        ["subscribe", 0, "s1", SHARED], ["rest", "POST", "maxConsumers", 1], ["wait", 1000],
+        ["subscribe", 1, "s2", SHARED], ["rest", "GET", "subscriptions"],
     ],
     "subscription_types_enabled": [
         P, ["rest", "POST", "subscriptionTypesEnabled", ["Shared"]], ["wait", 1000],
@@ -297,6 +308,17 @@ SCENARIOS: dict[str, list[Step]] = {
     "transaction_aborted_on_an_exclusive_subscription": [
         P, ["subscribe", 0, "s", EARLIEST], ["send", 0, {"count": 3}], ["begin", 0],
         ["enlist", 0, "s"], ["ack", 0, ["m2"], {"txn": 0}], ["end", 0, False],
+    ],
+    "transaction_on_an_ended_topic": [
+        P, ["rest", "POST", "terminate"], ["begin", 0], ["enlist", 0], ["end", 0, True],
+    ],
+    "acknowledged_up_to_a_marker": [
+        P, ["subscribe", 0, "s", SHARED], ["begin", 0], ["enlist", 0],
+        ["send", 0, {"txn": 0, "count": 2}], ["end", 0, False], ["last_id", 0],
+    ],
+    "last_message_of_a_transaction": [
+        P, ["begin", 0], ["enlist", 0], ["send", 0, {"txn": 0, "count": 2}], ["end", 0, True],
+        ["subscribe", 0, "s", {}], ["last_id", 0],
     ],
     "sequence_of_a_transactions_producer": [
         P, ["begin", 0], ["enlist", 0], ["send", 0, {"txn": 0, "count": 2}],

@@ -86,11 +86,13 @@ def test_messages_are_called_by_the_order_of_their_publication() -> None:
     names = Names()
     names.add(Published(7, 0, 1, 0, b"a"))
     names.add(Published(9, 4, 1, 0, b"b", in_transaction=True))
-    assert [names.of(7, 0), names.of(9, 4), names.of(7, 1)] == ["m0", "m1", "other"]
+    assert [names.of(7, 0), names.of(9, 4), names.of(7, 1)] == ["m0", "m1", "other 7:1"]
+    early = {"last": [names.of(7, 1), names.of(7, 2), 3]}
     assert [names.of(7, 2**64 - 1), names.of(2**64 - 1, 2**64 - 1)] == ["start", "none"]
     names.recognize(7, 1, b"b")
     names.recognize(7, 2, b"a")
-    assert [names.of(7, 1), names.of(7, 2)] == ["m1", "other"]
+    assert names.of(7, 1) == "m1"
+    assert names.settled(early) == {"last": ["m1", "other", 3]}
 
 
 def test_shrinking_keeps_what_the_difference_needs() -> None:

@@ -268,7 +268,8 @@ async def _look_for_compaction(topic: TopicHost) -> None:
 
 
 def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
-    """What namespace and topic allow. Raises NotAllowed, SubscriptionNotFound."""
+    """What namespace and topic allow, before anything is created. Raises NotAllowed,
+    SubscriptionNotFound, ConsumerBusy."""
     policies = topic.policies
     kind = SUBSCRIPTION_TYPES[request.subType]
     if kind not in policies.subscription_types_enabled:
@@ -276,6 +277,7 @@ def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
             f"topic {topic.name} does not support {kind} subscriptions; its policy "
             "subscription_types_enabled has others"
         )
+    _check_consumers_of_topic(topic)
     if request.subscription in topic.subscriptions:
         return
     if request.durable and not policies.auto_subscription_creation:
@@ -292,12 +294,18 @@ def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
 
 def _check_consumer_limits(host: SubscriptionHost) -> None:
     """Raises ConsumerBusy."""
-    policies, topic = host.topic.policies, host.topic
+    policies = host.topic.policies
     if 0 < policies.max_consumers_per_subscription <= len(host.core.consumers):
         raise ConsumerBusy(
             f"subscription {host.core.name!r} reached max consumers limit "
             f"{policies.max_consumers_per_subscription}"
         )
+    _check_consumers_of_topic(host.topic)
+
+
+def _check_consumers_of_topic(topic: TopicHost) -> None:
+    """Raises ConsumerBusy."""
+    policies = topic.policies
     if policies.max_consumers > 0:
         connected = sum(len(other.core.consumers) for other in topic.subscriptions.values())
         if connected >= policies.max_consumers:
