@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dev.histories.transactions import Fate, History, Input, TransactionHistory
-from dev.testbed.foreign import Driver, ForeignError, Producer, Received, Transaction
+from dev.testbed.foreign import Driver, ForeignError, Producer, Transaction
+from dev.testbed.foreign_messages import Received
 from magnetar.transactions.ids import TxnId
 
 LANGUAGES = ("java", "go")

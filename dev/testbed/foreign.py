@@ -1,12 +1,12 @@
 """The official Java and Go clients as seen by a test.
 
 Owns: `Driver` (the foreign program, line-JSON over its standard streams) and what it offers:
-`Client`, `Producer`, `Consumer`, `Reader`, `Table`, `Transaction`. Imports: foreign_build, the name
-of a transaction. Invariants: every answer reaches the caller of its request, whatever the order; a
-program that dies fails all that wait, with the end of its log; every wait has a deadline. Options
-and operations have the same names in both languages; absent ones are the client's defaults, but
-producers do not batch unless asked to, and acknowledgements are sent at once and wait for the
-server's word.
+`Client`, `Producer`, `Consumer`, `Reader`, `Table`, `Transaction`. Imports: foreign_build,
+foreign_messages, the name of a transaction. Invariants: every answer reaches the caller of its
+request, whatever the order; a program that dies fails all that wait, with the end of its log; every
+wait has a deadline. Options and operations have the same names in both languages; absent ones are
+the client's defaults, but producers do not batch unless asked to, and acknowledgements are sent at
+once and wait for the server's word.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import subprocess
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dev.testbed import foreign_build
+from dev.testbed.foreign_messages import Id, Received, StreamAnswer
 from magnetar.transactions.ids import TxnId
 
 ANSWER_S = 240.0
@@ -41,64 +41,10 @@ class ForeignError(Exception):
         self.kind, self.message = kind, message
 
 
-@dataclass(frozen=True)
-class Id:
-    """A message id; `raw` is how the client serializes it."""
-
-    raw: str
-    ledger: int
-    entry: int
-    partition: int
-    batch_index: int
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message, its value and what came with it."""
-
-    handle: int
-    id: Id
-    value: bytes
-    key: str | None
-    ordering_key: str | None
-    properties: dict[str, str]
-    topic: str
-    redelivery_count: int
-    publish_time_ms: int
-    event_time_ms: int
-    producer: str
-    index: int | None
-    broker_publish_time_ms: int | None
-
-
-@dataclass(frozen=True)
-class StreamAnswer:
-    """What became of one message of a stream, and when (`time.time()`); `id` is None if it
-    failed."""
-
-    number: int
-    at: float
-    id: Id | None
-    error: str
-
-
-def _id(answer: dict[str, Any]) -> Id:
-    return Id(**{name: answer[name] for name in Id.__dataclass_fields__})
-
-
-def _received(answer: dict[str, Any]) -> Received:
-    fields = {name: answer[name] for name in Received.__dataclass_fields__}
-    fields |= {
-        "id": _id(answer["id"]),
-        "value": base64.b64decode(answer["value"] or ""),
-        "properties": answer["properties"] or {},
-    }
-    return Received(**fields)
-
-
 def schema(kind: str, definition: str = "") -> dict[str, str]:
-    """The option `schema` of producers and consumers: what is announced to the broker; values stay
-    bytes. Java has every type, Go no AUTO_CONSUME."""
+    """The option `schema` of a client's parts: what is announced to the broker; values stay bytes
+    unless they are to be decoded. Java has every type, Go no AUTO_CONSUME: without a schema it
+    decodes as well."""
     return {"type": kind, "definition": _encoded(definition.encode())}
 
 
@@ -252,8 +198,11 @@ class Client(_Remote):
             ),
         )
 
-    def table(self, topic: str) -> Table:
-        return Table(self.driver, self.driver.call("table.create", handle=self.handle, topic=topic))
+    def table(self, topic: str, **options: Any) -> Table:
+        return Table(
+            self.driver,
+            self.driver.call("table.create", handle=self.handle, topic=topic, **options),
+        )
 
     def partitions(self, topic: str) -> list[str]:
         return list(self.call("partitions", topic=topic))
@@ -296,18 +245,26 @@ class Producer(_Remote):
         self.last_sequence_id: int = made["last_sequence_id"]
 
     def begin_send(
-        self, messages: Iterable[dict[str, Any]], txn: Transaction | None = None
+        self,
+        messages: Iterable[dict[str, Any]],
+        txn: Transaction | None = None,
+        schema: dict[str, str] | None = None,
     ) -> Future[Any]:
-        """Publish all without waiting in between; the answers are for `ids`."""
+        """Publish all without waiting in between, with a schema of their own if one is given; the
+        answers are for `ids`."""
         listed = [{**message, "value": _encoded(message["value"])} for message in messages]
-        return self.begin("send", messages=listed, transaction=_handle(txn))
+        return self.begin("send", messages=listed, transaction=_handle(txn), schema=schema)
 
     def send_all(
-        self, values: Sequence[bytes], txn: Transaction | None = None, **fields: Any
+        self,
+        values: Sequence[bytes],
+        txn: Transaction | None = None,
+        schema: dict[str, str] | None = None,
+        **fields: Any,
     ) -> list[Id]:
         """Publish all without waiting in between, then wait for every receipt. Raises
         ForeignError for the first refused one."""
-        return ids(self.begin_send(({"value": value, **fields} for value in values), txn))
+        return ids(self.begin_send(({"value": value, **fields} for value in values), txn, schema))
 
     def send(self, value: bytes, txn: Transaction | None = None, **fields: Any) -> Id:
         """Publish one message and wait for its receipt. Raises ForeignError."""
@@ -337,15 +294,7 @@ class Stream(_Remote):
         """Send nothing more; how many messages there were, and what became of each, in the order
         in which it was known."""
         told = self.call("end")
-        return told["sent"], [
-            StreamAnswer(
-                answer["number"],
-                answer["at_ms"] / 1000,
-                _id(answer["id"]) if "id" in answer else None,
-                str(answer.get("error", "")),
-            )
-            for answer in told["answers"]
-        ]
+        return told["sent"], [StreamAnswer.of(answer) for answer in told["answers"]]
 
 
 def ids(answer: Future[Any]) -> list[Id]:
@@ -354,7 +303,7 @@ def ids(answer: Future[Any]) -> list[Id]:
     for receipt in receipts:
         if "error" in receipt:
             raise ForeignError(receipt["error"]["type"], receipt["error"]["message"])
-    return [_id(receipt["id"]) for receipt in receipts]
+    return [Id.of(receipt["id"]) for receipt in receipts]
 
 
 class _Seekable(_Remote):
@@ -376,11 +325,11 @@ class Consumer(_Seekable):
         self.name = name
 
     def receive(
-        self, count: int, *, ack: bool = False, timeout_s: float = RECEIVE_S
+        self, count: int, *, ack: bool = False, decode: bool = False, timeout_s: float = RECEIVE_S
     ) -> list[Received]:
         """Exactly `count` messages. Raises AssertionError naming what came if there are fewer in
         time."""
-        got = self.receive_up_to(count, ack=ack, timeout_s=timeout_s)
+        got = self.receive_up_to(count, ack=ack, decode=decode, timeout_s=timeout_s)
         assert len(got) == count, (
             f"{len(got)} of {count} messages within {timeout_s} s: "
             f"{[message.value[:20] for message in got]}"
@@ -388,11 +337,13 @@ class Consumer(_Seekable):
         return got
 
     def receive_up_to(
-        self, count: int, *, ack: bool = False, timeout_s: float = RECEIVE_S
+        self, count: int, *, ack: bool = False, decode: bool = False, timeout_s: float = RECEIVE_S
     ) -> list[Received]:
         """What comes before the time is up, at most `count`."""
-        answer = self.call("receive", count=count, ack=ack, timeout_ms=int(timeout_s * 1000))
-        return [_received(message) for message in answer]
+        answer = self.call(
+            "receive", count=count, ack=ack, decode=decode, timeout_ms=int(timeout_s * 1000)
+        )
+        return [Received.of(message) for message in answer]
 
     def values(self, count: int, *, ack: bool = True) -> list[bytes]:
         """The values of the next `count` messages, which are acknowledged."""
@@ -429,7 +380,7 @@ class Consumer(_Seekable):
         self.call("unsubscribe", force=force)
 
     def last_ids(self) -> list[Id]:
-        return [_id(answer) for answer in self.call("last_ids")]
+        return [Id.of(answer) for answer in self.call("last_ids")]
 
     def await_active(self, active: bool = True, partition: int = -1) -> None:
         """Until the client was told that it is (or is no longer) the active consumer."""
@@ -454,12 +405,10 @@ class Reader(_Seekable):
 
     kind = "reader"
 
-    def read(self, count: int) -> list[Received]:
+    def read(self, count: int, *, decode: bool = False) -> list[Received]:
         """Exactly `count` messages."""
-        got = [
-            _received(message)
-            for message in self.call("read", count=count, timeout_ms=int(RECEIVE_S * 1000))
-        ]
+        answer = self.call("read", count=count, decode=decode, timeout_ms=int(RECEIVE_S * 1000))
+        got = [Received.of(message) for message in answer]
         assert len(got) == count, (
             f"{len(got)} of {count} messages: {[message.value[:20] for message in got]}"
         )
@@ -472,11 +421,12 @@ class Reader(_Seekable):
         return bool(self.call("has_next"))
 
     def last_id(self) -> Id:
-        return _id(self.call("last_id"))
+        return Id.of(self.call("last_id"))
 
 
 class Table(_Remote):
-    """A table view."""
+    """A table view. With a schema Go's decodes, and shows a record as JSON; Java's values are
+    bytes."""
 
     kind = "table"
 

@@ -120,6 +120,14 @@ def foreign(shared_server: ServerProcess, driver: Driver) -> Iterator[Client]:
     connected.close()
 
 
+@pytest.fixture
+def connected(shared_server: ServerProcess) -> Iterator[pulsar.Client]:
+    """The official Python client, connected to `shared_server`."""
+    made = pulsar.Client(shared_server.service_url, operation_timeout_seconds=60, logger=QUIET)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Place]]:
     """Where transactions run, by name, started when it is asked for; it stays up for the module.

@@ -1,9 +1,9 @@
 """Where transactions run: the servers under the tests of foreign clients.
 
 Owns: `Place` and its `KINDS`: a standalone server, brokers with coordinators, and Apache Pulsar as
-the reference; what differs there. Imports: coordinators (the cluster), dev.bench (Apache Pulsar),
-dev.server_process. Invariants: only processes started here are stopped, by their own handle; after
-`restart` a place is on the same data and ports, and serves.
+the reference; what differs there; `unload`. Imports: coordinators (the cluster), dev.bench (Apache
+Pulsar), dev.server_process. Invariants: only processes started here are stopped, by their own
+handle; after `restart` a place is on the same data and ports, and serves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from dev.bench.pulsar_distribution import ensure
 from dev.bench.pulsar_peer import TRANSACTIONS, PulsarPeer
 from dev.server_process import ServerProcess
-from dev.testbed.cluster import request, wait_for
+from dev.testbed.cluster import MOVED, UNAVAILABLE, request, wait_for
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.clients.coordinators import CHANGE_S, Stage, Type, Wire
@@ -201,3 +201,24 @@ KINDS: dict[str, Callable[[Path], Place]] = {
     "cluster": BrokersAndCoordinators,
     "apache": ApachePulsar,
 }
+
+
+def unload(place: Place, *topics: str) -> None:
+    """The bundles of these topics, wherever the leader, who balances bundles, has put them
+    concurrently."""
+    for name in topics:
+
+        def left(name: str = name) -> bool:
+            status, found = request(
+                "GET", f"{place.http_url}/lookup/v2/topic/persistent/public/default/{name}"
+            )
+            if status == UNAVAILABLE:
+                return False
+            assert status == 200, found
+            status, said = request(
+                "PUT", f"{found['httpUrl']}/admin/v2/persistent/public/default/{name}/unload"
+            )
+            assert status in (204, MOVED, UNAVAILABLE), (status, said)
+            return status == 204
+
+        wait_for(f"{name} has left its owner", left)

@@ -15,7 +15,8 @@ from zlib import crc32
 import pulsar
 import pytest
 
-from dev.testbed.foreign import Client, Received
+from dev.testbed.foreign import Client
+from dev.testbed.foreign_messages import Received
 
 pytestmark = pytest.mark.slow
 TOPICS, PER_TOPIC = 8, 3

@@ -10,7 +10,8 @@ import pytest
 
 from dev.server_process import ServerProcess
 from dev.testbed.cluster import wait_for
-from dev.testbed.foreign import QUIET_S, Client, Consumer, ForeignError, Producer, Received
+from dev.testbed.foreign import QUIET_S, Client, Consumer, ForeignError, Producer
+from dev.testbed.foreign_messages import Received
 from dev.testbed.rest import Admin, RestError
 from magnetar.hashes import murmur3
 from tests.clients.conftest import QUICK_SETTINGS

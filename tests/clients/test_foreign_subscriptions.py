@@ -11,7 +11,8 @@ import pytest
 
 from dev.server_process import ServerProcess
 from dev.testbed.cluster import wait_for
-from dev.testbed.foreign import QUIET_S, Client, Consumer, ForeignError, Id, Producer, Received, ids
+from dev.testbed.foreign import QUIET_S, Client, Consumer, ForeignError, Producer, ids
+from dev.testbed.foreign_messages import Id, Received
 from dev.testbed.rest import Admin
 from magnetar.hashes import murmur3
 from tests.clients.restarts import await_consumers, before_and_after, restart

@@ -8,15 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from dev.testbed.foreign import (
-    Client,
-    Consumer,
-    Driver,
-    ForeignError,
-    Received,
-    Transaction,
-    rest_is_empty,
-)
+from dev.testbed.foreign import Client, Consumer, Driver, ForeignError, Transaction, rest_is_empty
+from dev.testbed.foreign_messages import Received
 from tests.clients.places import ABORT, Place
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.etcd]

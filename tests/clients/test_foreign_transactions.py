@@ -15,19 +15,11 @@ from pathlib import Path
 import pytest
 
 from dev.server_process import ServerProcess
-from dev.testbed.cluster import MOVED, UNAVAILABLE, request, wait_for
-from dev.testbed.foreign import (
-    Client,
-    Consumer,
-    Driver,
-    ForeignError,
-    Producer,
-    Received,
-    rest_is_empty,
-)
+from dev.testbed.foreign import Client, Consumer, Driver, ForeignError, Producer, rest_is_empty
+from dev.testbed.foreign_messages import Received
 from dev.testbed.rest import Admin
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.places import ABORT, COMMIT, SETTINGS, Place
+from tests.clients.places import ABORT, COMMIT, SETTINGS, Place, unload
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.etcd]
 
@@ -224,36 +216,15 @@ def test_moves_under_open_transactions(place: Place, app: Client, topic: str) ->
     producer.send(b"never", aborted)
     inputs.ack(first, txn=committed)
     inputs.ack(second, txn=aborted)
-    _unload(place, topic, source)
+    unload(place, topic, source)
     producer.send(b"two", committed)
-    _unload(place, topic, source)
+    unload(place, topic, source)
     aborted.abort()
     committed.commit()
     assert watching.distinct_values(2) == [b"one", b"two"]
     assert inputs.distinct_values(1) == [b"b"]
     inputs.close()
     rest_is_empty(app.consumer(source, "work", type="Shared"), app, source)
-
-
-def _unload(place: Place, *topics: str) -> None:
-    """The bundles of these topics, wherever the leader, who balances bundles, has put them
-    concurrently."""
-    for name in topics:
-
-        def left(name: str = name) -> bool:
-            status, found = request(
-                "GET", f"{place.http_url}/lookup/v2/topic/persistent/public/default/{name}"
-            )
-            if status == UNAVAILABLE:
-                return False
-            assert status == 200, found
-            status, said = request(
-                "PUT", f"{found['httpUrl']}/admin/v2/persistent/public/default/{name}/unload"
-            )
-            assert status in (204, MOVED, UNAVAILABLE), (status, said)
-            return status == 204
-
-        wait_for(f"{name} has left its owner", left)
 
 
 def test_a_message_in_chunks(app: Client, topic: str) -> None:

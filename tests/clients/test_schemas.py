@@ -12,44 +12,17 @@ import _pulsar
 import pulsar
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from pulsar.schema import JsonSchema, ProtobufNativeSchema, Record, Schema, String, StringSchema
+from pulsar.schema import JsonSchema, ProtobufNativeSchema, Record, String, StringSchema
 
 from dev.server_process import ServerProcess
 from dev.testbed.foreign import Client, ForeignError, schema
 from dev.testbed.rest import Admin, RestError
 from magnetar.client import AvroSchema
 from magnetar.client import Client as OwnClient
+from tests.clients.raw_schemas import B_OPTIONAL, A, B, Raw, avro, definition, version_of
 from tests.clients.restarts import before_and_after, restart
 
 pytestmark = pytest.mark.slow
-A, B = {"name": "a", "type": "string"}, {"name": "b", "type": "string"}
-B_OPTIONAL = {**B, "default": "x"}
-
-
-def definition(*fields: dict[str, Any]) -> str:
-    return json.dumps({"type": "record", "name": "User", "fields": list(fields)})
-
-
-class Raw(Schema):
-    """Bytes as they are, announced as something else: the client's own Avro needs a package that
-    is not here, and of AUTO_CONSUME it has the number only."""
-
-    def __init__(self, kind: Any, fields: dict[str, Any] | None) -> None:
-        super().__init__(bytes, kind, fields, "raw")
-
-    def encode(self, obj: bytes) -> bytes:
-        return obj
-
-    def decode(self, data: bytes) -> bytes:
-        return data
-
-
-def avro(*fields: dict[str, Any]) -> Raw:
-    return Raw(_pulsar.SchemaType.AVRO, json.loads(definition(*fields)))
-
-
-def version_of(message: pulsar.Message) -> int:
-    return int(message._message.int_schema_version())
 
 
 class User(Record):  # type: ignore[misc]
@@ -59,17 +32,6 @@ class User(Record):  # type: ignore[misc]
 def later_user(**fields: Any) -> Any:
     """A class of the same name with other fields."""
     return type("User", (Record,), {"__module__": __name__, **fields})
-
-
-@pytest.fixture
-def connected(shared_server: ServerProcess) -> Any:
-    client = pulsar.Client(
-        shared_server.service_url,
-        operation_timeout_seconds=60,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-    )
-    yield client
-    client.close()
 
 
 def test_strings_and_records_come_back_with_their_version(

@@ -92,12 +92,12 @@ func (r *received) awaitActive(partition int32, wanted bool, timeout time.Durati
 	}
 }
 
-func (r *received) describe(message pulsar.Message) object {
+func (r *received) describe(asked *request, message pulsar.Message) (object, error) {
 	handle := newHandle()
 	r.lock.Lock()
-	defer r.lock.Unlock()
 	r.messages[handle] = message
-	return describeMessage(message, handle)
+	r.lock.Unlock()
+	return describeMessage(asked, message, handle)
 }
 
 // look gives the messages of the handles.
@@ -259,7 +259,11 @@ func receive(r *request) (any, error) {
 				continue
 			}
 		}
-		messages = append(messages, from.describe(message))
+		described, err := from.describe(r, message)
+		if err != nil {
+			return nil, err
+		}
+		messages = append(messages, described)
 	}
 	return messages, nil
 }

@@ -74,6 +74,7 @@ type request struct {
 	Partition     *int32 `json:"partition"`
 	Transaction   int64  `json:"transaction"`
 	ReadCompacted bool   `json:"read_compacted"`
+	Decode        bool   `json:"decode"`
 }
 
 // keys is a pair of keys in memory.
@@ -218,14 +219,23 @@ func describeID(id pulsar.MessageID) object {
 	}
 }
 
-func describeMessage(message pulsar.Message, handle int64) object {
-	return object{
+func describeMessage(r *request, message pulsar.Message, handle int64) (object, error) {
+	described := object{
 		"handle": handle, "id": describeID(message.ID()), "value": message.Payload(), "key": orNull(message.Key()),
 		"ordering_key": orNull(message.OrderingKey()), "properties": message.Properties(), "topic": message.Topic(),
 		"redelivery_count": message.RedeliveryCount(), "publish_time_ms": message.PublishTime().UnixMilli(),
 		"event_time_ms": max(0, message.EventTime().UnixMilli()), "producer": message.ProducerName(),
 		"index": message.Index(), "broker_publish_time_ms": millis(message.BrokerPublishTime()),
+		"schema_version": versionOf(message),
 	}
+	if r.Decode {
+		var decoded map[string]any
+		if err := message.GetSchemaValue(&decoded); err != nil {
+			return nil, err
+		}
+		described["decoded"] = decoded
+	}
+	return described, nil
 }
 
 func millis(at *time.Time) any {

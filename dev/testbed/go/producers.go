@@ -96,6 +96,7 @@ func send(r *request) (any, error) {
 	receipts := make(chan receipt, len(r.Messages))
 	for index, wanted := range r.Messages {
 		made := build(wanted)
+		made.Schema = schemaOf(r.Schema)
 		if r.Transaction != 0 {
 			made.Transaction = transactionOf(r)
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"reflect"
 	"time"
@@ -26,9 +27,11 @@ func registerReaders() {
 	operations["reader.seek"] = func(r *request) (any, error) { return nil, seek(r, find[pulsar.Reader](r)) }
 	operations["reader.close"] = func(r *request) (any, error) { drop[pulsar.Reader](r).Close(); return nil, nil }
 	operations["table.create"] = func(r *request) (any, error) {
-		table, err := find[pulsar.Client](r).CreateTableView(pulsar.TableViewOptions{
-			Topic: r.Topic, Schema: pulsar.NewBytesSchema(nil), SchemaValueType: reflect.TypeOf([]byte{}),
-		})
+		options := pulsar.TableViewOptions{Topic: r.Topic, Schema: pulsar.NewBytesSchema(nil), SchemaValueType: reflect.TypeOf([]byte{})}
+		if r.Schema != nil {
+			options.Schema, options.SchemaValueType = schemaOf(r.Schema), reflect.TypeOf(map[string]any{})
+		}
+		table, err := find[pulsar.Client](r).CreateTableView(options)
 		if err != nil {
 			return nil, err
 		}
@@ -46,7 +49,7 @@ func createReader(r *request) (any, error) {
 	}
 	options := pulsar.ReaderOptions{
 		Topic: r.Topic, Name: r.Name, StartMessageID: start, StartMessageIDInclusive: r.Inclusive,
-		ReadCompacted: r.ReadCompacted, BackoffPolicyFunc: newShortBackoff,
+		ReadCompacted: r.ReadCompacted, BackoffPolicyFunc: newShortBackoff, Schema: schemaOf(r.Schema),
 	}
 	if r.Queue != nil {
 		options.ReceiverQueueSize = *r.Queue
@@ -73,7 +76,11 @@ func read(r *request) (any, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		messages = append(messages, describeMessage(message, 0))
+		described, err := describeMessage(r, message, 0)
+		if err != nil {
+			return nil, err
+		}
+		messages = append(messages, described)
 	}
 	return messages, nil
 }
@@ -92,6 +99,9 @@ func encoded(value any) string {
 		return base64.StdEncoding.EncodeToString(known)
 	case *[]byte:
 		return base64.StdEncoding.EncodeToString(*known)
+	case map[string]any: // a record, as JSON
+		text, _ := json.Marshal(known)
+		return base64.StdEncoding.EncodeToString(text)
 	}
 	return ""
 }

@@ -1,6 +1,10 @@
 package main
 
-import "github.com/apache/pulsar-client-go/pulsar"
+import (
+	"encoding/binary"
+
+	"github.com/apache/pulsar-client-go/pulsar"
+)
 
 // schemaFields is a schema that is announced to the broker; payloads stay the bytes that the test gives.
 type schemaFields struct {
@@ -35,3 +39,12 @@ func (s *rawSchema) Decode(data []byte, into interface{}) error {
 func (s *rawSchema) Validate(_ []byte) error { return nil }
 
 func (s *rawSchema) GetSchemaInfo() *pulsar.SchemaInfo { return &s.info }
+
+// versionOf is the version of the schema that a message was written with, nil without one.
+func versionOf(message pulsar.Message) any {
+	version := message.SchemaVersion()
+	if len(version) == 0 {
+		return nil
+	}
+	return binary.BigEndian.Uint64(version)
+}

@@ -33,10 +33,10 @@ final class Consumers {
 
     /** A consumer, what it has received and is not done with, and whether it is the active one of a Failover subscription. */
     static final class Received implements ConsumerEventListener {
-        Consumer<byte[]> consumer;
+        Consumer<?> consumer;
         boolean queueless;
-        private CompletableFuture<Message<byte[]>> open;
-        final Map<Long, Message<byte[]>> messages = new ConcurrentHashMap<>();
+        private CompletableFuture<? extends Message<?>> open;
+        final Map<Long, Message<?>> messages = new ConcurrentHashMap<>();
         final Map<Integer, Boolean> active = new ConcurrentHashMap<>();
 
         @Override
@@ -52,7 +52,7 @@ final class Consumers {
         }
 
         /** The next message, or null after a while. A client without a queue has no receive with a time-out: its request stays open. */
-        Message<byte[]> next(long timeoutMs) throws Exception {
+        Message<?> next(long timeoutMs) throws Exception {
             if (!queueless) {
                 return consumer.receive((int) timeoutMs, TimeUnit.MILLISECONDS);
             }
@@ -60,7 +60,7 @@ final class Consumers {
                 open = consumer.receiveAsync();
             }
             try {
-                Message<byte[]> message = open.get(timeoutMs, TimeUnit.MILLISECONDS);
+                Message<?> message = open.get(timeoutMs, TimeUnit.MILLISECONDS);
                 open = null;
                 return message;
             } catch (TimeoutException thrown) {
@@ -68,10 +68,10 @@ final class Consumers {
             }
         }
 
-        JsonObject describe(Message<byte[]> message) {
+        JsonObject describe(Message<?> message, boolean decoded) {
             long handle = Main.HANDLES.incrementAndGet();
             messages.put(handle, message);
-            return Request.describe(message, handle);
+            return Request.describe(message, handle, decoded);
         }
     }
 
@@ -147,7 +147,7 @@ final class Consumers {
     private static Object create(Request request) throws Exception {
         Received received = new Received();
         received.queueless = request.number("queue", 1) == 0;
-        ConsumerBuilder<byte[]> builder = Main.find(request, PulsarClient.class).newConsumer(RawSchema.of(request));
+        ConsumerBuilder<?> builder = Main.find(request, PulsarClient.class).newConsumer(RawSchema.reading(request));
         builder.subscriptionName(request.text("subscription"));
         if (request.text("type", "Exclusive").equals("Failover")) {
             builder.consumerEventListener(received); // the client refuses it for other types
@@ -183,7 +183,7 @@ final class Consumers {
         return Request.object("handle", Main.keep(received), "name", received.consumer.getConsumerName());
     }
 
-    private static void addPolicies(ConsumerBuilder<byte[]> builder, Request request) {
+    private static void addPolicies(ConsumerBuilder<?> builder, Request request) {
         if (request.has("dead_letter")) {
             Request policy = request.nested("dead_letter");
             var made = DeadLetterPolicy.builder().maxRedeliverCount(policy.number("max_redeliver", 2));
@@ -214,19 +214,19 @@ final class Consumers {
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(request.big("timeout_ms"));
         JsonArray messages = new JsonArray();
         while (messages.size() < request.number("count", 1)) {
-            Message<byte[]> message = received.next(Math.max(1, TimeUnit.NANOSECONDS.toMillis(deadline - System.nanoTime())));
+            Message<?> message = received.next(Math.max(1, TimeUnit.NANOSECONDS.toMillis(deadline - System.nanoTime())));
             if (message == null) {
                 break;
             }
             if (!acknowledges || acknowledged(received, message)) {
-                messages.add(received.describe(message));
+                messages.add(received.describe(message, request.flag("decode", false)));
             }
         }
         return messages;
     }
 
     /** False if the connection is gone: the message comes again. */
-    private static boolean acknowledged(Received received, Message<byte[]> message) throws Exception {
+    private static boolean acknowledged(Received received, Message<?> message) throws Exception {
         try {
             received.consumer.acknowledge(message);
             return true;
@@ -254,7 +254,7 @@ final class Consumers {
     }
 
     interface Use {
-        void with(Received received, Message<byte[]> message) throws Exception;
+        void with(Received received, Message<?> message) throws Exception;
     }
 
     private static void each(Request request, Use use) throws Exception {

@@ -18,6 +18,7 @@ import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.ProducerAccessMode;
 import org.apache.pulsar.client.api.ProducerBuilder;
 import org.apache.pulsar.client.api.PulsarClient;
+import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.TypedMessageBuilder;
 
 /** Operations on producers. */
@@ -162,6 +163,10 @@ final class Producers {
     }
 
     private static TypedMessageBuilder<byte[]> start(Producer<byte[]> producer, Request request) {
+        if (request.has("schema")) {
+            Schema<byte[]> schema = RawSchema.of(request);
+            return request.has("transaction") ? producer.newMessage(schema, Transactions.of(request)) : producer.newMessage(schema);
+        }
         return request.has("transaction") ? producer.newMessage(Transactions.of(request)) : producer.newMessage();
     }
 

@@ -8,12 +8,26 @@ import org.apache.pulsar.common.schema.SchemaType;
 record RawSchema(SchemaInfo info) implements Schema<byte[]> {
     /** The request's schema, or plain bytes without one. */
     static Schema<byte[]> of(Request request) {
+        return request.has("schema") ? new RawSchema(wanted(request)) : Schema.BYTES;
+    }
+
+    /** As `of`, for one that reads: with a definition, or any, it can decode what it reads. */
+    static Schema<?> reading(Request request) {
         if (!request.has("schema")) {
             return Schema.BYTES;
         }
-        Request wanted = request.nested("schema");
-        return new RawSchema(
-            SchemaInfo.builder().name("test").type(SchemaType.valueOf(wanted.text("type"))).schema(wanted.bytes("definition")).build());
+        SchemaInfo info = wanted(request);
+        return switch (info.getType()) {
+            case AUTO_CONSUME -> Schema.AUTO_CONSUME();
+            case AVRO, JSON -> Schema.generic(info);
+            default -> new RawSchema(info);
+        };
+    }
+
+    private static SchemaInfo wanted(Request request) {
+        Request schema = request.nested("schema");
+        return SchemaInfo.builder().name("test").type(SchemaType.valueOf(schema.text("type"))).schema(schema.bytes("definition"))
+            .build();
     }
 
     @Override

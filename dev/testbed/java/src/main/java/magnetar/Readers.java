@@ -16,7 +16,7 @@ final class Readers {
     private Readers() {}
 
     /** Class literals for generic types. */
-    record ReaderOf(Reader<byte[]> reader) {}
+    record ReaderOf(Reader<?> reader) {}
 
     record TableOf(TableView<byte[]> table) {}
 
@@ -37,8 +37,9 @@ final class Readers {
             Main.drop(r, ReaderOf.class).reader.close();
             return null;
         });
+        // values stay bytes: this client's view asks for a version on the thread that would get the answer
         operations.put("table.create", r -> Main.keep(
-            new TableOf(Main.find(r, PulsarClient.class).newTableView().topic(r.text("topic")).create())));
+            new TableOf(Main.find(r, PulsarClient.class).newTableView(RawSchema.of(r)).topic(r.text("topic")).create())));
         operations.put("table.entries", r -> entries(Main.find(r, TableOf.class).table));
         operations.put("table.await", Readers::awaitEntry);
         operations.put("table.close", r -> {
@@ -47,12 +48,12 @@ final class Readers {
         });
     }
 
-    private static Reader<byte[]> reader(Request request) {
+    private static Reader<?> reader(Request request) {
         return Main.find(request, ReaderOf.class).reader;
     }
 
     private static Object create(Request request) throws Exception {
-        ReaderBuilder<byte[]> builder = Main.find(request, PulsarClient.class).newReader().topic(request.text("topic"));
+        ReaderBuilder<?> builder = Main.find(request, PulsarClient.class).newReader(RawSchema.reading(request)).topic(request.text("topic"));
         if (request.has("rollback_s")) {
             builder.startMessageFromRollbackDuration(request.big("rollback_s"), TimeUnit.SECONDS);
         } else {
@@ -75,11 +76,11 @@ final class Readers {
         JsonArray messages = new JsonArray();
         while (messages.size() < request.number("count", 1)) {
             long left = Math.max(1, TimeUnit.NANOSECONDS.toMillis(deadline - System.nanoTime()));
-            Message<byte[]> message = reader(request).readNext((int) left, TimeUnit.MILLISECONDS);
+            Message<?> message = reader(request).readNext((int) left, TimeUnit.MILLISECONDS);
             if (message == null) {
                 break;
             }
-            messages.add(Request.describe(message, 0));
+            messages.add(Request.describe(message, 0, request.flag("decode", false)));
         }
         return messages;
     }

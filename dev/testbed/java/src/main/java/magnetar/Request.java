@@ -2,6 +2,7 @@ package magnetar;
 
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Base64;
@@ -11,6 +12,7 @@ import java.util.Map;
 import java.util.function.Consumer;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
+import org.apache.pulsar.client.api.schema.GenericRecord;
 import org.apache.pulsar.client.impl.MessageIdImpl;
 import org.apache.pulsar.client.impl.BatchMessageIdImpl;
 import org.apache.pulsar.client.impl.TopicMessageIdImpl;
@@ -136,13 +138,21 @@ record Request(JsonObject json) {
             known.getEntryId(), "partition", known.getPartitionIndex(), "batch_index", batchIndex);
     }
 
-    static JsonObject describe(Message<byte[]> message, long handle) {
-        return object("handle", handle, "id", describe(message.getMessageId()), "value",
+    static JsonObject describe(Message<?> message, long handle, boolean decoded) {
+        byte[] version = message.getSchemaVersion();
+        JsonObject described = object("handle", handle, "id", describe(message.getMessageId()), "value",
             Base64.getEncoder().encodeToString(message.getData()), "key", message.hasKey() ? message.getKey() : null, "ordering_key",
             message.hasOrderingKey() ? new String(message.getOrderingKey(), StandardCharsets.UTF_8) : null, "properties",
             message.getProperties(), "topic", message.getTopicName(), "redelivery_count", message.getRedeliveryCount(),
             "publish_time_ms", message.getPublishTime(), "event_time_ms", message.getEventTime(), "producer", message.getProducerName(),
             "sequence_id", message.getSequenceId(), "index", message.getIndex().orElse(null), "broker_publish_time_ms",
-            message.getBrokerPublishTime().orElse(null));
+            message.getBrokerPublishTime().orElse(null), "schema_version", version == null ? null : ByteBuffer.wrap(version).getLong());
+        if (decoded) {
+            GenericRecord record = (GenericRecord) message.getValue();
+            JsonObject fields = new JsonObject();
+            record.getFields().forEach(field -> fields.add(field.getName(), Main.GSON.toJsonTree(record.getField(field))));
+            described.add("decoded", fields);
+        }
+        return described;
     }
 }

@@ -35,7 +35,7 @@ final class Transactions {
         return Main.find(request, "transaction", Transaction.class);
     }
 
-    static Void acknowledge(Consumer<byte[]> consumer, List<MessageId> ids, Transaction transaction) throws Exception {
+    static Void acknowledge(Consumer<?> consumer, List<MessageId> ids, Transaction transaction) throws Exception {
         return (ids.size() == 1 ? consumer.acknowledgeAsync(ids.get(0), transaction) : consumer.acknowledgeAsync(ids, transaction)).get();
     }
 }
