@@ -50,7 +50,8 @@ from magnetar.storage.manifest import (
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar_jobs import unfolding
 from magnetar_jobs.bounds import Bounds
-from magnetar_jobs.inputs import Group, pack, read_group
+from magnetar_jobs.group_reading import read_group
+from magnetar_jobs.inputs import Group, pack
 from magnetar_jobs.session import SessionSettings, spark_session
 from magnetar_jobs.topic_source import MagnetarDataSource
 from magnetar_jobs.unfolding import MESSAGE_COLUMNS, Chunks, Selection, Unfolding

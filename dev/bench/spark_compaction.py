@@ -43,7 +43,8 @@ from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.execution import CompactionOptions, compact_plan
-from magnetar_jobs.inputs import BEFORE_ALL, Group, pack, read_group
+from magnetar_jobs.group_reading import read_group
+from magnetar_jobs.inputs import BEFORE_ALL, Group, pack
 from magnetar_jobs.phases import newest_per_key
 from magnetar_jobs.planning import CompactionPlan
 from magnetar_jobs.session import SessionSettings, spark_session

@@ -263,6 +263,24 @@ SCENARIOS: dict[str, list[Step]] = {
         ["subscribe", 1, "f", {"type": "Failover"}], ["close_consumer", 1],
         ["subscribe", 1, "f", {"type": "Failover"}],
     ],
+    "end_of_topic_once": [
+        P, ["subscribe", 1, "f", {"type": "Failover", "name": "c1"}],
+        ["rest", "POST", "terminate"], ["subscribe", 3, "f", {"type": "Failover", "name": "c3"}],
+    ],
+    "a_key_shared_consumer_without_permits_leaves": [
+        ["producer", 0, {"name": "q"}], ["send", 0, {"count": 5}],
+        ["subscribe", 1, "s", {"type": "Key_Shared", "name": "c1", "position": "Earliest", "permits": 3}],
+        ["redeliver", 1, []], ["subscribe", 2, "s", {"type": "Key_Shared", "name": "c2"}],
+        ["close_consumer", 1],
+    ],
+    "readers_are_subscriptions": [
+        P, ["subscribe", 0, "r", {"durable": False, "start": "earliest"}], ["subscribe", 1, "s", {}],
+        ["rest", "GET", "subscriptions"],
+    ],
+    "schema_before_type": [
+        P, ["rest", "POST", "subscriptionTypesEnabled", ["Shared"]], ["wait", 1000],
+        ["subscribe", 0, "s", {"schema": {"type": "String"}}],
+    ],
     # --- policies
     "limits": [
         P, ["rest", "POST", "maxProducers", 1], ["rest", "POST", "maxConsumers", 1], ["wait", 1000],

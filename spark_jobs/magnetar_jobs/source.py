@@ -27,7 +27,8 @@ from pyspark.sql.types import StructType
 
 from magnetar.errors import InvalidRequest
 from magnetar_jobs.bounds import Bounds, bounds_of
-from magnetar_jobs.inputs import Group, decode_plan, encode_plan, read_group
+from magnetar_jobs.group_reading import read_group
+from magnetar_jobs.inputs import Group, decode_plan, encode_plan
 from magnetar_jobs.phases import MESSAGE_SCHEMA
 from magnetar_jobs.rows import ENTRY_COLUMNS, entry_batch, message_batches
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from magnetar_jobs.bounds import Bounds
-from magnetar_jobs.inputs import Group, read_group
+from magnetar_jobs.group_reading import read_group
+from magnetar_jobs.inputs import Group
 from magnetar_jobs.rows import Rows
 from magnetar_jobs.topic_options import ENTRIES, SKIP, ReadOptions, refusal
 from magnetar_jobs.topic_plan import TopicTask

@@ -34,7 +34,8 @@ from magnetar.storage.segments.format import IS_DECIDED, Footer, Row
 from magnetar.storage.segments.segment import SegmentWriter
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.files import VolumeFiles
-from magnetar_jobs.inputs import Group, read_group
+from magnetar_jobs.group_reading import read_group
+from magnetar_jobs.inputs import Group
 from magnetar_jobs.rows import Rows
 from magnetar_jobs.segment_rows import segment_row
 

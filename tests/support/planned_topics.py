@@ -8,7 +8,8 @@ from pathlib import Path
 from magnetar.broker.incarnation import Broker
 from magnetar.names import TopicName
 from magnetar_jobs.bounds import Bounds
-from magnetar_jobs.inputs import Group, read_group
+from magnetar_jobs.group_reading import read_group
+from magnetar_jobs.inputs import Group
 from magnetar_jobs.planning import CompactionPlan, plan_topic
 from tests.support.brokers import TOPIC
 

@@ -30,7 +30,8 @@ from magnetar.topics.ledger_ids import epoch_of
 from magnetar_jobs import cluster
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.cluster import roll_owner
-from magnetar_jobs.inputs import BEFORE_ALL, read_group
+from magnetar_jobs.group_reading import read_group
+from magnetar_jobs.inputs import BEFORE_ALL
 from magnetar_jobs.planning import CompactionPlan, plan_topic
 from tests.spark.histories import Described, History
 from tests.spark.topics import CLOCK, TOPIC, StoredTopic

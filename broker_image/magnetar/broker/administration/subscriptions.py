@@ -45,7 +45,7 @@ class Subscriptions:
     async def subscriptions(self, topic: TopicName) -> list[str]:
         async def names(part: TopicName) -> list[str]:
             host = await self._site.host(part)
-            return [name for name, found in host.subscriptions.items() if found.core.durable]
+            return list(host.subscriptions)
 
         found = await self._site.on_each(topic, names, "GET", "/subscriptions")
         return sorted({name for part in found.values() for name in part})

@@ -21,6 +21,7 @@ from magnetar.broker.commands.sessions import (
 )
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.ports import ServedTopic
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
@@ -109,12 +110,13 @@ class Consuming:
         topic = await self._topics.open_topic(
             TopicName.parse(request.topic), create=request.force_topic_creation
         )
-        _check_policies(topic, request)
-        if topic.throttles is not None:
-            topic.throttles.check_subscribe(peer, request.consumer_name, request.consumer_id)
+        _check_exists(topic, request)
         await self._schemas.check_consumer(
             topic, request.schema if request.HasField("schema") else None
         )
+        _check_policies(topic, request)
+        if topic.throttles is not None:
+            topic.throttles.check_subscribe(peer, request.consumer_name, request.consumer_id)
         host = topic.open_subscription(
             request.subscription,
             _start_position(topic, request),
@@ -267,9 +269,22 @@ async def _look_for_compaction(topic: TopicHost) -> None:
     topic.bundle.check_view(topic)
 
 
+def _check_exists(topic: TopicHost, request: api.CommandSubscribe) -> None:
+    """Raises SubscriptionNotFound."""
+    if (
+        request.durable
+        and request.subscription not in topic.subscriptions
+        and not topic.policies.auto_subscription_creation
+    ):
+        raise SubscriptionNotFound(
+            f"subscription {request.subscription!r} does not exist on {topic.name}; create it "
+            "first, for auto-creation is off"
+        )
+
+
 def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
-    """What namespace and topic allow, before anything is created. Raises NotAllowed,
-    SubscriptionNotFound, ConsumerBusy."""
+    """What namespace and topic allow, before a subscription is created. Raises NotAllowed,
+    ConsumerBusy."""
     policies = topic.policies
     kind = SUBSCRIPTION_TYPES[request.subType]
     if kind not in policies.subscription_types_enabled:
@@ -280,11 +295,6 @@ def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
     _check_consumers_of_topic(topic)
     if request.subscription in topic.subscriptions:
         return
-    if request.durable and not policies.auto_subscription_creation:
-        raise SubscriptionNotFound(
-            f"subscription {request.subscription!r} does not exist on {topic.name}; create it "
-            "first, for auto-creation is off"
-        )
     if 0 < policies.max_subscriptions <= len(topic.subscriptions):
         raise NotAllowed(
             f"topic {topic.name} has {len(topic.subscriptions)} subscriptions: Exceed the maximum "
@@ -303,7 +313,7 @@ def _check_consumer_limits(host: SubscriptionHost) -> None:
     _check_consumers_of_topic(host.topic)
 
 
-def _check_consumers_of_topic(topic: TopicHost) -> None:
+def _check_consumers_of_topic(topic: ServedTopic) -> None:
     """Raises ConsumerBusy."""
     policies = topic.policies
     if policies.max_consumers > 0:
