@@ -225,6 +225,39 @@ def test_the_command_line_shows_its_token_by_tls(
     assert "--token-file" in refused.stderr
 
 
+def test_the_command_line_shows_a_user_and_a_password_by_tls(
+    secured: Secured, topic: str, tmp_path: Path
+) -> None:
+    """Over REST and as a client; a wrong password is refused on both, and not repeated."""
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text(f"{PASSWORD}\n")
+    wrong.write_text("tell nobody\n")
+    trust = ["--tls-ca", str(secured.authority.file), "--user", ADMIN]
+    by_rest = [*trust, "--url", secured.process.https_url, "--password-file"]
+    as_client = [
+        *trust,
+        "--service-url",
+        secured.process.service_url_tls,
+        "--password-file",
+    ]
+    shown("topics", "create", topic, *by_rest, str(right))
+    shown("produce", topic, "-m", "hello", *as_client, str(right))
+    taken = ["consume", topic, "-s", "s", "--initial", "earliest", "--count", "1"]
+    assert "hello" in shown(*taken, *as_client, str(right))
+    assert "hello" in shown("topics", "peek", topic, *by_rest, str(right))
+    for command in (["status", *by_rest], ["produce", topic, "-m", "a", *as_client]):
+        refused = subprocess.run(
+            [sys.executable, "-m", "magnetar", *command, str(wrong)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert refused.returncode == 1
+        assert "wrong password" in refused.stderr
+        assert "tell nobody" not in refused.stderr
+
+
 def _together(brokers: list[ServerProcess], authority: Authority) -> bool:
     """Whether each broker sees all of them serve."""
     try:

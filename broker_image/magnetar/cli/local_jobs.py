@@ -253,7 +253,12 @@ def driven(
 @contextlib.contextmanager
 def _environment(access: Access) -> Iterator[dict[str, str]]:
     """The driver asks with the token that this command was given, from a file that only its user
-    may read."""
+    may read. Raises WrongUsage."""
+    if access.user:
+        raise WrongUsage(
+            f"--user: {access.user!r}: jobs ask servers with a token only",
+            "give --token-file instead, with a token of the same role",
+        )
     with tempfile.NamedTemporaryFile("w") as file:
         named = access.token_file
         if access.token:

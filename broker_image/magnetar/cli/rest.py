@@ -30,7 +30,8 @@ REDIRECTS_MAX = 5
 NOT_FOUND, CONFLICT, PRECONDITION, UNAVAILABLE = 404, 409, 412, 503
 REDIRECTS = (301, 302, 307, 308)
 HINTS: Mapping[int, str] = {
-    401: "Give credentials that the server accepts: --token-file, or --tls-cert and --tls-key",
+    401: "Give credentials that the server accepts: --token-file, --user and --password-file, or "
+    "--tls-cert and --tls-key",
     403: "Ask an administrator of the cluster for the permission",
     NOT_FOUND: "Check the name: `magnetar topics list NAMESPACE` and `magnetar namespaces list` "
     "show what there is",
@@ -141,8 +142,7 @@ class Rest:
         """Raises NoAnswer, WrongUsage."""
         if url.startswith("https:"):
             self._tls = self._tls or self._access.tls()
-        token = self._access.shown_token()
-        shown = {"Authorization": f"Bearer {token}"} if token else {}
+        shown = self._access.headers()
         return exchange(
             method, f"{url}{target}", body, shown, timeout_s=self._timeout_s, tls=self._tls
         )

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from magnetar.cli.access import Access
+from magnetar.cli.access import PASSWORD, Access
 from magnetar.cli.rest import DEFAULT_URL, Rest
 from magnetar.cli.screen import OutputFormat, Screen
 
@@ -72,12 +73,26 @@ TlsCert = Annotated[
     str, typer.Option("--tls-cert", envvar="MAGNETAR_TLS_CERT", help="Certificate to show.")
 ]
 TlsKey = Annotated[str, typer.Option("--tls-key", envvar="MAGNETAR_TLS_KEY", help="Its key.")]
+User = Annotated[
+    str,
+    typer.Option("--user", envvar="MAGNETAR_USER", help="Who comes by a password (Basic)."),
+]
+PasswordFile = Annotated[
+    str,
+    typer.Option(
+        "--password-file",
+        envvar=f"{PASSWORD}_FILE",
+        help=f"File with the user's password; or set {PASSWORD}.",
+    ),
+]
 ACCESS = {
     "token": (Token, ""),
     "token_file": (TokenFile, ""),
     "tls_ca": (TlsCa, ""),
     "tls_cert": (TlsCert, ""),
     "tls_key": (TlsKey, ""),
+    "user": (User, ""),
+    "password_file": (PasswordFile, ""),
 }
 """In the order of `Access`'s fields."""
 DEFAULT_SERVICE_URL = "pulsar://127.0.0.1:6650"
@@ -96,7 +111,7 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameter `session` is made of the common options."""
 
     def session(url: str, output: OutputFormat, no_color: bool, *shown: str) -> Session:
-        access = Access(*shown)
+        access = _access(*shown)
         return Session(Rest(url, access=access), Screen(output, no_color), access)
 
     common = {
@@ -109,7 +124,12 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
 def admitted(function: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameter `access` is made of the options about who asks."""
-    return _made_of(function, "access", ACCESS, Access)
+    return _made_of(function, "access", ACCESS, _access)
+
+
+def _access(*shown: str) -> Access:
+    """Of the options, and of what only the environment may hold. Raises WrongUsage."""
+    return Access(*(*shown, os.environ.get(PASSWORD, "")))
 
 
 def _made_of(
