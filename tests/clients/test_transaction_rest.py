@@ -15,8 +15,10 @@ import pytest
 from dev.server_process import ServerProcess
 from dev.testbed.cluster import request, wait_for
 from magnetar.client import Client
+from magnetar.client.coordinators import Coordinators
 from magnetar.errors import WireCode
 from magnetar.metadata.records import CoordinatorState
+from magnetar.transactions.ids import TxnId
 from tests.clients.conftest import QUIET
 from tests.clients.coordinators import CHANGE_S, Stage
 from tests.clients.pulsar_admin import PulsarAdmin
@@ -222,6 +224,54 @@ async def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_en
     assert _pulsar(broker, "transactionBufferStats/public/default/none")[0] == 404
     status, refused = _pulsar(broker, f"pendingAckInternalStats/{topic}/s")
     assert (status, "don't use managedLedger" in refused["reason"]) == (405, True)
+
+
+async def test_participants_are_shown_as_the_client_named_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client names topics without tenant and namespace, one of them in full as well: REST
+    shows what it wrote, as Apache Pulsar does, also after a kill -9; the end reaches the topics all
+    the same, once."""
+    in_full = Coordinators.add_partition, Coordinators.add_subscription
+
+    async def add_partition(of: Coordinators, txn: TxnId, topic: str) -> None:
+        await in_full[0](of, txn, topic.rpartition("/")[2])
+        await in_full[0](of, txn, topic)
+
+    async def add_subscription(of: Coordinators, txn: TxnId, topic: str, name: str) -> None:
+        await in_full[1](of, txn, topic.rpartition("/")[2], name)
+
+    monkeypatch.setattr(Coordinators, "add_partition", add_partition)
+    monkeypatch.setattr(Coordinators, "add_subscription", add_subscription)
+    server = ServerProcess(tmp_path)
+    with server:
+        async with asyncio.timeout(TIMEOUT_S), Client(server.service_url) as client:
+            producer = await client.create_producer("short")
+            consumer = await client.subscribe("short", "s")
+            await producer.send(b"before")
+            txn = client.transaction(timeout_s=600)
+            await txn.begin()
+            await producer.send(b"inside", txn=txn)
+            await consumer.acknowledge(await consumer.receive(), txn=txn)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            path = f"transactionMetadata/{txn.id.most}/{txn.id.least}"
+            status, shown = await asyncio.to_thread(_pulsar, server, path)
+            assert (status, shown["status"]) == (200, "OPEN")
+            assert list(shown["producedPartitions"]) == [
+                "short",
+                "persistent://public/default/short",
+            ]
+            assert {name: list(held) for name, held in shown["ackedPartitions"].items()} == {
+                "short": ["s"]
+            }
+            await txn.commit()
+            await producer.send(b"after")
+            assert [(await consumer.receive()).value for _ in range(2)] == [b"inside", b"after"]
+            stats = await asyncio.to_thread(
+                _pulsar, server, "pendingAckStats/public/default/short/s"
+            )
+            assert stats[1]["ongoingTxnSize"] == 0
 
 
 @pytest.mark.java

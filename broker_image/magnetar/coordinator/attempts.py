@@ -1,8 +1,9 @@
 """One attempt to have a participant carry out a decision.
 
 Owns: `Order`, what one participant has to do, and `Attempts`, which makes one attempt at a time.
-Imports: the core, participants. Invariant: a participant that no longer exists, or contradicts the
-decision, is not asked again.
+Imports: the core, participants, names. Invariants: a participant that no longer exists, or
+contradicts the decision, is not asked again; participants are asked by full names, whatever the
+client wrote.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import structlog
 from magnetar.coordinator.metrics import CoordinatorMetrics
 from magnetar.coordinator.participants import Participants
 from magnetar.errors import InvalidTxnStatus, MagnetarError, SubscriptionNotFound, TopicNotFound
+from magnetar.names import TopicName
 from magnetar.transactions.coordinator.core import CoordinatorCore
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Participant
@@ -72,10 +74,10 @@ class Attempts:
         return True
 
     async def _inform(self, txn: TxnId, action: Action, name: Participant) -> None:
-        low_watermark = self._core.low_watermark
+        topic, low_watermark = str(TopicName.parse(name.topic)), self._core.low_watermark
         if name.subscription:
             await self._participants.end_on_subscription(
-                name.topic, name.subscription, txn, action, low_watermark
+                topic, name.subscription, txn, action, low_watermark
             )
         else:
-            await self._participants.end_on_partition(name.topic, txn, action, low_watermark)
+            await self._participants.end_on_partition(topic, txn, action, low_watermark)

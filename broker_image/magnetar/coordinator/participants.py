@@ -43,7 +43,7 @@ PLACES_MAX = 10_000
 
 
 class Participants(Protocol):
-    """What takes part in transactions. Both raise TopicNotFound or SubscriptionNotFound for what
+    """What takes part in transactions, topics by full names. Both raise TopicNotFound or SubscriptionNotFound for what
     does not exist any more, InvalidTxnStatus if the transaction has ended the other way there,
     any other MagnetarError for what should be tried again."""
 

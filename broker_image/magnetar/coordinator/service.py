@@ -350,7 +350,8 @@ class CoordinatorService:
 
 
 def _topic(text: str) -> str:
-    """The full name of a topic. Raises InvalidTopicName, NotAllowed."""
+    """The name of a topic that may take part, as the client wrote it: it is shown like that, as
+    Pulsar does. Raises InvalidTopicName, NotAllowed."""
     topic = TopicName.parse(text)
     if not topic.persistent:
         raise NotAllowed(f"topic {topic} is not persistent: it takes part in no transaction")
@@ -364,7 +365,7 @@ def _topic(text: str) -> str:
         raise NotAllowed(
             f"topic {topic} stands for transaction coordinators: it takes part in no transaction"
         )
-    return str(topic)
+    return text
 
 
 def _subscription(named: api.Subscription) -> str:

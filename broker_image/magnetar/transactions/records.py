@@ -23,7 +23,8 @@ class Action(enum.IntEnum):
 
 class Participant(NamedTuple):
     """A topic (`subscription` is "") that a transaction publishes to, or one of its
-    subscriptions, where it acknowledges."""
+    subscriptions, where it acknowledges. `topic` is as the client wrote it: a topic may be there
+    under several names."""
 
     topic: str
     subscription: str = ""

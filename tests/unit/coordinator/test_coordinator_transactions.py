@@ -87,6 +87,31 @@ async def test_the_course_of_a_transaction(tmp_path: Path) -> None:
         assert broker.low_watermarks == [-1, -1, 0]
 
 
+async def test_a_topic_is_asked_by_its_full_name_whatever_the_client_wrote(tmp_path: Path) -> None:
+    """Also one that a transaction names in several ways: each name is asked, which changes
+    nothing the second time. Those names survive, and the next incarnation shows them too."""
+
+    store, short, middle = MemoryStore(CLOCK), "a", "public/default/a"
+    async with (
+        running_coordinator(tmp_path, store) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        txn = await peer.begin(short, middle, A)
+        assert code(await peer.acknowledge(txn, short, "shop")) is None
+        assert code(await peer.join(txn, short)) is None
+    async with (
+        topic_server(store) as broker,
+        running_coordinator(tmp_path, store, transaction_end_patience_s=30) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        shown = await CoordinatorInspection(lambda: coordinator).transaction(0, txn.least)
+        assert shown["partitions"] == [short, middle, A]
+        assert shown["subscriptions"] == [{"topic": short, "subscription": "shop"}]
+        assert code(await peer.end(txn)) is None
+        told = [broker.told.get_nowait() for _ in range(broker.told.qsize())]
+        assert sorted(told) == [*3 * [(A, txn, COMMIT)], (f"{A}/shop", txn, COMMIT)]
+
+
 async def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> None:
     """The answer comes after the patience; the broker is asked again until it answers."""
 
