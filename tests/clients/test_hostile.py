@@ -8,10 +8,12 @@ import os
 import socket
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pulsar
 import pytest
 
+from dev.bench.idle_peers import Holder
 from dev.server_process import HOST, ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -20,6 +22,8 @@ RECEIVE_MS = 60_000
 HALF_REQUEST = b"GET /ready HTTP/1.1\r\nHost: x"
 HALF_FRAME = b"\x00\x40\x00\x00\x00\x40"
 """Announces 4 MiB."""
+SLOW_BYTES = 50 * (2 << 20)
+"""Of unfinished frames."""
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +81,23 @@ def test_connections_that_show_nothing_keep_no_one_out(
     assert "Too many open files" not in server.log_path.read_text()
     while descriptors(server) > before:  # the peers have gone, and the server notices
         probe(server)
+
+
+def test_frames_that_do_not_end_are_closed_and_idle_connections_stay(tmp_path: Path) -> None:
+    """Peers after their CONNECT, of which each holds 2 MiB of a message and sends a byte now and
+    then, go within some keep-alives, with the memory that they held; hundreds of idle ones stay, and
+    an ordinary client notices nothing."""
+    quick = ServerProcess(tmp_path, environment={"MAGNETAR_KEEP_ALIVE_S": "1"})
+    with quick, Holder("idle", quick.broker_port, 300) as idle:
+        before = quick.resident_bytes()
+        with contextlib.closing(pulsar.Client(quick.service_url)) as client:
+            consumer = client.subscribe("ordinary", "s")
+            producer = client.create_producer("ordinary")
+            with Holder("large frame", quick.broker_port, 50, every_s=0.2) as slow:
+                producer.send(b"beside")
+                assert slow.ended(wait=True).closed == 50
+            while quick.resident_bytes() > before + SLOW_BYTES // 2:
+                producer.send(b"meanwhile")
+            producer.send(b"after")
+            assert consumer.receive(RECEIVE_MS).data() == b"beside"
+        assert idle.ended(wait=False).left == 300

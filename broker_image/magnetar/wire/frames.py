@@ -26,7 +26,7 @@ from magnetar.wire.varints import varint
 MESSAGE_BYTES_MAX = 5 * 1024 * 1024
 FRAME_OVERHEAD_BYTES_MAX = 10 * 1024
 READ_BUFFER_BYTES = 1024 * 1024
-START_BYTES = 16 * 1024
+START_BYTES = 4 * 1024
 """Of the buffer of a connection that has not sent much at once yet; thousands of them are idle."""
 GROWTH = 8
 SIZE_BYTES = 4
@@ -49,7 +49,7 @@ class InboundBuffer:
     longer copies them first.
     """
 
-    __slots__ = ("_capacity", "_consumed", "_frame_bytes_max", "_have", "data", "view")
+    __slots__ = ("_begun", "_capacity", "_consumed", "_frame_bytes_max", "_have", "data", "view")
 
     def __init__(
         self, message_bytes_max: int = MESSAGE_BYTES_MAX, capacity: int = READ_BUFFER_BYTES
@@ -59,6 +59,8 @@ class InboundBuffer:
         self._frame_bytes_max = message_bytes_max + FRAME_OVERHEAD_BYTES_MAX
         self._consumed = 0
         self._have = 0
+        self._begun = -1
+        """Bytes of an unfinished frame at the last `trickles`; -1: that frame has ended since."""
         self.data = bytearray(min(capacity, START_BYTES))
         self.view = memoryview(self.data)
 
@@ -70,6 +72,22 @@ class InboundBuffer:
     def pending(self) -> int:
         """Bytes received that do not make a whole frame yet."""
         return self._have - self._consumed
+
+    def trickles(self, bytes_min: int) -> bool:
+        """Whether a frame that had begun at the last call has not ended, and grew by fewer
+        bytes."""
+        before, self._begun = self._begun, self.pending
+        return not self._consumed and before > 0 and self._begun - before < bytes_min
+
+    def excuse(self) -> None:
+        """Nothing was read for a while: the next `trickles` judges nobody."""
+        self._begun = -1
+
+    def give_back(self) -> None:
+        """Free the room that large reads needed, unless something lies in it."""
+        if self._have == self._consumed and len(self.data) > START_BYTES:
+            self._reallocate(min(self._capacity, START_BYTES), 0)
+            self._consumed = self._have = 0
 
     def get_buffer(self, _size_hint: int = -1) -> memoryview:
         """Room for the next read, never empty. Invalidates the frames of earlier reads."""
@@ -83,7 +101,7 @@ class InboundBuffer:
                 self._reallocate(min(GROWTH * size, self._capacity), rest)
             else:
                 self.view[:rest] = self.view[self._consumed : self._have]
-            self._consumed, self._have = 0, rest
+            self._consumed, self._have, self._begun = 0, rest, -1
         if self._have == len(self.data):
             grown = max(2 * len(self.data), min(GROWTH * len(self.data), self._capacity))
             capacity = min(grown, self._frame_bytes_max + SIZE_BYTES)

@@ -86,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self.connected = self.closed = False
         """Whether CONNECT was accepted, and whether nothing is sent any more."""
         self.writable = True
-        self.slow, self.heartbeat = SlowPeer(self, self._outbound), Heartbeat(self)
+        self.slow, self.heartbeat = SlowPeer(self, self._outbound), Heartbeat(self, self._inbound)
         self.client_version = self.peer = self.group = ""
         self.certificate = PeerCertificate()
         self.protocol_version = 0
@@ -237,6 +237,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_reading(self, reason: int) -> None:
         """Read again, unless another reason is left; buffered bytes count as received now."""
         if self._intake.release(reason) and not self.closed:
+            self._inbound.excuse()
             self.buffer_updated(0)
 
     @property

@@ -2,8 +2,9 @@
 
 Owns: keep-alive of one connection, and two checks on demand: whether the peer answers, and when it
 has read what was sent. Imports: asyncio, wire, settings. Invariants: silence counts only while the
-peer is read; bytes that may have arrived while it was not count as a sign of life; a peer answers
-PINGs in order, behind its earlier commands, and commands are handled in order.
+peer is read; bytes that may have arrived while it was not count as a sign of life; a few bytes of a
+frame that does not end are none, or a peer could hold the room of a large one for as long as it
+likes; a peer answers PINGs in order, behind its earlier commands, and commands are handled in order.
 """
 
 from __future__ import annotations
@@ -18,17 +19,25 @@ from magnetar.wire import commands
 
 if TYPE_CHECKING:
     from magnetar.broker.ports import ClientConnection
+    from magnetar.wire.frames import InboundBuffer
 
 log = structlog.get_logger(__name__)
+
+FRAME_BYTES_PER_S_MIN = 1024
+"""Of a peer in the middle of a frame, over an interval of keep-alive."""
 
 
 class Heartbeat:
     """PINGs of one connection, and its end if no answer comes."""
 
-    __slots__ = ("_answered", "_asked", "_connection", "_probe", "_readers", "_received", "_timer")
+    __slots__ = (
+        "_answered", "_asked", "_connection", "_inbound", "_probe", "_readers", "_received",
+        "_timer",
+    )  # fmt: skip
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: ClientConnection, inbound: InboundBuffer) -> None:
         self._connection = cast("ClientConnection", weakref.proxy(connection))  # as `SlowPeer`'s
+        self._inbound = inbound
         self._received = True
         self._asked = self._answered = 0
         self._readers: dict[int, asyncio.Future[None]] = {}
@@ -120,6 +129,12 @@ class Heartbeat:
             )
             connection.abort()
             return
+        least = int(FRAME_BYTES_PER_S_MIN * connection.settings.keep_alive_s)
+        if self._inbound.trickles(least) and connection.listens:
+            log.info("connection.too_slow", peer=connection.peer, bytes_min=least)
+            connection.abort()
+            return
+        self._inbound.give_back()
         self._received = False
         self._ping()
         self._wait(connection.settings.keep_alive_s)
