@@ -206,7 +206,11 @@ class Holder:
         trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
-        self._process.__exit__(kind, value, trace)  # closes both pipes, and waits
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.read()  # what no one has asked for
+        self._process.__exit__(kind, value, trace)
 
 
 def main() -> None:

@@ -49,7 +49,9 @@ class InboundBuffer:
     longer copies them first.
     """
 
-    __slots__ = ("_begun", "_capacity", "_consumed", "_frame_bytes_max", "_have", "data", "view")
+    __slots__ = (
+        "_begun", "_capacity", "_consumed", "_first", "_frame_bytes_max", "_have", "data", "view",
+    )  # fmt: skip
 
     def __init__(
         self, message_bytes_max: int = MESSAGE_BYTES_MAX, capacity: int = READ_BUFFER_BYTES
@@ -61,7 +63,7 @@ class InboundBuffer:
         self._have = 0
         self._begun = -1
         """Bytes of an unfinished frame at the last `trickles`; -1: that frame has ended since."""
-        self.data = bytearray(min(capacity, START_BYTES))
+        self._first = self.data = bytearray(min(capacity, START_BYTES))
         self.view = memoryview(self.data)
 
     def allow(self, message_bytes_max: int) -> None:
@@ -84,9 +86,12 @@ class InboundBuffer:
         self._begun = -1
 
     def give_back(self) -> None:
-        """Free the room that large reads needed, unless something lies in it."""
-        if self._have == self._consumed and len(self.data) > START_BYTES:
-            self._reallocate(min(self._capacity, START_BYTES), 0)
+        """Free the room that large reads needed, unless something lies in it.
+
+        The first buffer is used again: a new one would lie between those that others free.
+        """
+        if self._have == self._consumed and self.data is not self._first:
+            self.data, self.view = self._first, memoryview(self._first)
             self._consumed = self._have = 0
 
     def get_buffer(self, _size_hint: int = -1) -> memoryview:
