@@ -16,6 +16,7 @@ import itertools
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,6 +27,7 @@ from dev.testbed.foreign_messages import Id, Received, StreamAnswer
 from magnetar.transactions.ids import TxnId
 
 ANSWER_S = 240.0
+MOVED_S_MAX, RETRY_S = 30.0, 0.05
 RECEIVE_S = 120.0
 QUIET_S = 0.4
 """How long nothing must come to be taken for nothing."""
@@ -177,9 +179,7 @@ class Client(_Remote):
     def consumer(self, topic: str | None, subscription: str, **options: Any) -> Consumer:
         """Subscribe to `topic`, or to what the options say (topics, pattern)."""
         chosen = {"ack_receipt": True, **options}
-        made = self.driver.call(
-            "consumer.create", handle=self.handle, topic=topic, subscription=subscription, **chosen
-        )
+        made = self._made("consumer", topic=topic, subscription=subscription, **chosen)
         return Consumer(self.driver, made["handle"], made["name"])
 
     def transaction(self, timeout_s: float = 60.0) -> Transaction:
@@ -191,18 +191,22 @@ class Client(_Remote):
 
     def reader(self, topic: str, start: str | Id = "earliest", **options: Any) -> Reader:
         where = start.raw if isinstance(start, Id) else start
-        return Reader(
-            self.driver,
-            self.driver.call(
-                "reader.create", handle=self.handle, topic=topic, start=where, **options
-            ),
-        )
+        return Reader(self.driver, self._made("reader", topic=topic, start=where, **options))
 
     def table(self, topic: str, **options: Any) -> Table:
-        return Table(
-            self.driver,
-            self.driver.call("table.create", handle=self.handle, topic=topic, **options),
-        )
+        return Table(self.driver, self._made("table", topic=topic, **options))
+
+    def _made(self, kind: str, **options: Any) -> Any:
+        """A part of the client. A topic may move just then, as load balancing wants it: Go's client
+        gives up at the first answer that asks it to look the topic up again."""
+        deadline = time.monotonic() + MOVED_S_MAX
+        while True:
+            try:
+                return self.driver.call(f"{kind}.create", handle=self.handle, **options)
+            except ForeignError as error:
+                if "is being unloaded" not in error.message or time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY_S)
 
     def partitions(self, topic: str) -> list[str]:
         return list(self.call("partitions", topic=topic))
