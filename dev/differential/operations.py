@@ -213,8 +213,8 @@ async def redeliver(
 
 
 async def seek(play: Play, number: int, target: str) -> Any:
-    """SEEK to a message, `earliest`, `latest`, `time:m3` (when it was published; no
-    transaction's message) or `nowhere`."""
+    """SEEK to a message, `earliest`, `latest`, `time:m3` (when it was published; not
+    beside transactions) or `nowhere`."""
     found = _consumer(play, number)
     if found is None:
         return ABSENT
@@ -222,7 +222,7 @@ async def seek(play: Play, number: int, target: str) -> Any:
     kind, _, name = target.rpartition(":")
     if kind == "time":
         published = play.names.find(name)
-        if published is None or published.in_transaction:
+        if published is None or play.names.transactional:
             return ABSENT
         body.message_publish_time = published.publish_ms
     elif target != "nowhere":

@@ -263,6 +263,14 @@ SCENARIOS: dict[str, list[Step]] = {
         ["subscribe", 1, "f", {"type": "Failover"}], ["close_consumer", 1],
         ["subscribe", 1, "f", {"type": "Failover"}],
     ],
+    "an_ended_topic_has_an_exclusive_producer": [
+        P, ["rest", "POST", "terminate"],
+        ["producer", 1, {"name": "p", "access": "ExclusiveWithFencing"}],
+        ["producer", 2, {"name": "q"}],
+    ],
+    "an_ended_topic_opens_again": [
+        P, ["rest", "POST", "terminate"], ["rest", "PUT", "unload"], ["backlog", "s"],
+    ],
     "end_of_topic_once": [
         P, ["subscribe", 1, "f", {"type": "Failover", "name": "c1"}],
         ["rest", "POST", "terminate"], ["subscribe", 3, "f", {"type": "Failover", "name": "c3"}],
@@ -333,6 +341,13 @@ SCENARIOS: dict[str, list[Step]] = {
     "acknowledged_up_to_a_marker": [
         P, ["subscribe", 0, "s", SHARED], ["begin", 0], ["enlist", 0],
         ["send", 0, {"txn": 0, "count": 2}], ["end", 0, False], ["last_id", 0],
+    ],
+    "receipts_of_a_transaction_name_messages": [
+        P, ["begin", 0], ["enlist", 0], ["send", 0, {"txn": 0, "count": 3}], ["end", 0, True],
+        ["rest", "GET", "lastMessageId"], ["rest", "PUT", "subscription/s", None],
+        ["rest", "POST", "subscription/s/resetcursor", "$m1"], ["subscribe", 0, "s", {}],
+        ["close_consumer", 0], ["rest", "POST", "subscription/s/expireMessages", "$m1"],
+        ["backlog", "s"],
     ],
     "last_message_of_a_transaction": [
         P, ["begin", 0], ["enlist", 0], ["send", 0, {"txn": 0, "count": 2}], ["end", 0, True],

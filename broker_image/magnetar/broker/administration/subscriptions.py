@@ -15,6 +15,7 @@ from magnetar.broker.administration.site import Site
 from magnetar.broker.commands.seeking import reset
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.transactions.positions import first_from, last_up_to
 from magnetar.broker.upkeep.expiry import expire, expire_to, skip, write
 from magnetar.errors import (
     InUse,
@@ -77,7 +78,7 @@ class Subscriptions:
                 raise TopicExists(
                     "Subscription already exists for topic", f"{part} has {subscription!r}"
                 )
-            start = position if position is not None else LATEST
+            start = first_from(host, position) if position is not None else LATEST
             created = host.open_subscription(
                 subscription, start, durable=True, properties=dict(properties)
             )
@@ -171,7 +172,10 @@ class Subscriptions:
         await self._one_topic(
             topic, "Expire message at position is not supported for partitioned-topic"
         )
-        await expire_to(await self._subscription(topic, subscription), position)
+        host = await self._subscription(topic, subscription)
+        named = last_up_to(host.topic, position)
+        if named is not None:
+            await expire_to(host, named)
 
     async def reset_to_position(
         self, topic: TopicName, subscription: str, position: tuple[int, int], excluded: bool
@@ -183,7 +187,12 @@ class Subscriptions:
         )
         host = await self._subscription(topic, subscription)
         ledgers = host.topic.core.ledgers
-        await reset(host, ledgers.ordinal_after(position) if excluded else ledgers.clamp(position))
+        if not excluded:
+            ordinal = ledgers.clamp(first_from(host.topic, position))
+        else:
+            named = last_up_to(host.topic, position)
+            ordinal = ledgers.first if named is None else ledgers.ordinal_after(named)
+        await reset(host, ordinal)
 
     async def reset_to_time(self, topic: TopicName, subscription: str, timestamp_ms: int) -> None:
         """Make the first entry published at `timestamp_ms` or later the next one to be

@@ -111,6 +111,7 @@ class Consuming:
             TopicName.parse(request.topic), create=request.force_topic_creation
         )
         _check_exists(topic, request)
+        _check_consumers_of_topic(topic)
         await self._schemas.check_consumer(
             topic, request.schema if request.HasField("schema") else None
         )
@@ -283,8 +284,7 @@ def _check_exists(topic: TopicHost, request: api.CommandSubscribe) -> None:
 
 
 def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
-    """What namespace and topic allow, before a subscription is created. Raises NotAllowed,
-    ConsumerBusy."""
+    """What namespace and topic allow, before a subscription is created. Raises NotAllowed."""
     policies = topic.policies
     kind = SUBSCRIPTION_TYPES[request.subType]
     if kind not in policies.subscription_types_enabled:
@@ -292,7 +292,6 @@ def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
             f"topic {topic.name} does not support {kind} subscriptions; its policy "
             "subscription_types_enabled has others"
         )
-    _check_consumers_of_topic(topic)
     if request.subscription in topic.subscriptions:
         return
     if 0 < policies.max_subscriptions <= len(topic.subscriptions):
