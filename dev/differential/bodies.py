@@ -41,7 +41,7 @@ def id_of(play: Play, name: str) -> api.MessageIdData | None:
 
 
 def acknowledged_id(play: Play, name: str, cumulative: bool) -> api.MessageIdData | None:
-    """As clients acknowledge: of a message in a batch, which of the batch are left."""
+    """As clients acknowledge: of a message in a batch, which of the batch are left, if any."""
     whole, _, index = name.partition(":")
     found, data = play.names.find(whole), id_of(play, whole)
     if data is None or found is None or not index or found.messages == 1:
@@ -49,6 +49,8 @@ def acknowledged_id(play: Play, name: str, cumulative: bool) -> api.MessageIdDat
     left = [number for number in range(found.messages) if number != int(index)]
     if cumulative:
         left = [number for number in left if number > int(index)]
+    if not left:
+        return data
     data.ack_set.append(sum(1 << number for number in left))
     data.batch_size = found.messages
     return data

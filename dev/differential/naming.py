@@ -43,6 +43,8 @@ class Names:
     transactional: bool = False
     """Whether a transaction has the topic: its markers are entries with Apache Pulsar, and count as
     backlog."""
+    duplicates: bool = False
+    """Whether a message was sent again: Apache Pulsar counts it once more."""
     _known: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def add(self, entry: Published | None) -> str:

@@ -94,6 +94,7 @@ async def _send(play: Play, number: int, options: Options) -> Any:
         return f"SEND_ERROR {api.ServerError.Name(answer.send_error.error)}"
     identity = answer.send_receipt.message_id
     if identity.ledgerId == 2**64 - 1:
+        play.names.duplicates = True
         return "duplicate"
     return play.names.add(
         Published(
@@ -193,6 +194,8 @@ async def ack(play: Play, number: int, messages: list[str], options: Options | N
         if txn is None:
             return ABSENT
         body.txnid_most_bits, body.txnid_least_bits = txn.most, txn.least
+    if not cumulative:
+        play.acknowledged.add(found.sub)
     return await found.peer.ask(body)
 
 
@@ -213,8 +216,7 @@ async def redeliver(
 
 
 async def seek(play: Play, number: int, target: str) -> Any:
-    """SEEK to a message, `earliest`, `latest`, `time:m3` (when it was published; not
-    beside transactions) or `nowhere`."""
+    """SEEK to a message, `earliest`, `latest`, `time:m3` (when it was published) or `nowhere`."""
     found = _consumer(play, number)
     if found is None:
         return ABSENT
@@ -222,7 +224,7 @@ async def seek(play: Play, number: int, target: str) -> Any:
     kind, _, name = target.rpartition(":")
     if kind == "time":
         published = play.names.find(name)
-        if published is None or play.names.transactional:
+        if published is None:
             return ABSENT
         body.message_publish_time = published.publish_ms
     elif target != "nowhere":
@@ -365,7 +367,7 @@ async def end(play: Play, number: int, commit: bool) -> Any:
     """END_TXN."""
     if number not in play.txns:
         return ABSENT
-    peer = await play.peer(0)
+    peer, play.txns[number].open = await play.peer(0), False
     body = api.CommandEndTxn(request_id=0, txn_action=api.COMMIT if commit else api.ABORT)
     return await peer.ask(_in(play, body, number))
 
@@ -413,7 +415,7 @@ async def stats(play: Play) -> Any:
     if answer.status >= 400:
         return [answer.status]
     body = answer.body
-    counted = {} if play.txns else {"in": body["msgInCounter"]}
+    counted = {} if play.txns or play.names.duplicates else {"in": body["msgInCounter"]}
     keys = STATS[1:] if play.names.transactional else STATS
     return counted | {
         "producers": len(body["publishers"]),

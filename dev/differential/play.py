@@ -80,6 +80,7 @@ class Txn:
 
     most: int
     least: int
+    open: bool = True
 
 
 @dataclass
@@ -94,6 +95,8 @@ class Play:
     producers: dict[int, Producer] = field(default_factory=dict)
     consumers: dict[int, Consumer] = field(default_factory=dict)
     txns: dict[int, Txn] = field(default_factory=dict)
+    acknowledged: set[str] = field(default_factory=set)
+    """Subscriptions on which single messages were acknowledged."""
     names: Names = field(default_factory=Names)
     texts: list[str] = field(default_factory=list)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))

@@ -268,8 +268,29 @@ SCENARIOS: dict[str, list[Step]] = {
         ["producer", 1, {"name": "p", "access": "ExclusiveWithFencing"}],
         ["producer", 2, {"name": "q"}],
     ],
+    "refused_producers_leave_nothing": [
+        P, ["rest", "POST", "terminate"],
+        ["producer", 1, {"name": "q", "schema": {"type": "Json", "definition": RECORD}}],
+        ["schema"],
+    ],
+    "a_refused_producer_subscribes_nobody": [
+        P, ["rest", "POST", "terminate"], ["producer", 1, {"name": "q", "initial": "s"}],
+        ["rest", "POST", "subscription/s/skip_all", None],
+    ],
+    "limit_of_subscriptions": [
+        P, ["rest", "POST", "maxSubscriptionsPerTopic", 1], ["wait", 1000],
+        ["subscribe", 0, "s1", {}], ["subscribe", 1, "s2", {}],
+        ["rest", "PUT", "subscription/s2", None], ["rest", "GET", "subscriptions"],
+    ],
     "an_ended_topic_opens_again": [
         P, ["rest", "POST", "terminate"], ["rest", "PUT", "unload"], ["backlog", "s"],
+    ],
+    "an_ended_topic_has_consumers_again": [
+        P, ["rest", "POST", "terminate"], ["rest", "PUT", "unload"], ["subscribe", 0, "s", SHARED],
+    ],
+    "end_of_topic_at_the_first_permits": [
+        P, ["rest", "POST", "terminate"],
+        ["subscribe", 0, "s", {"type": "Shared", "permits": 0}], ["flow", 0, 5],
     ],
     "end_of_topic_once": [
         P, ["subscribe", 1, "f", {"type": "Failover", "name": "c1"}],
@@ -346,8 +367,6 @@ SCENARIOS: dict[str, list[Step]] = {
         P, ["begin", 0], ["enlist", 0], ["send", 0, {"txn": 0, "count": 3}], ["end", 0, True],
         ["rest", "GET", "lastMessageId"], ["rest", "PUT", "subscription/s", None],
         ["rest", "POST", "subscription/s/resetcursor", "$m1"], ["subscribe", 0, "s", {}],
-        ["close_consumer", 0], ["rest", "POST", "subscription/s/expireMessages", "$m1"],
-        ["backlog", "s"],
     ],
     "last_message_of_a_transaction": [
         P, ["begin", 0], ["enlist", 0], ["send", 0, {"txn": 0, "count": 2}], ["end", 0, True],

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from magnetar.broker.administration.site import Site
+from magnetar.broker.commands.consuming import check_subscription_limit
 from magnetar.broker.commands.seeking import reset
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.subscription_host import SubscriptionHost
@@ -78,6 +79,7 @@ class Subscriptions:
                 raise TopicExists(
                     "Subscription already exists for topic", f"{part} has {subscription!r}"
                 )
+            check_subscription_limit(host)
             start = first_from(host, position) if position is not None else LATEST
             created = host.open_subscription(
                 subscription, start, durable=True, properties=dict(properties)

@@ -60,11 +60,13 @@ class Consuming:
     async def ensure(self, topic: TopicHost, name: str) -> None:
         """Have a durable subscription that begins with the first message. Raises NotAllowed
         where subscriptions are not created by use."""
-        if name not in topic.subscriptions and not topic.policies.auto_subscription_creation:
-            raise NotAllowed(
-                f"initial subscription {name!r} does not exist on {topic.name}; create it first, "
-                "for auto-creation is off"
-            )
+        if name not in topic.subscriptions:
+            if not topic.policies.auto_subscription_creation:
+                raise NotAllowed(
+                    f"initial subscription {name!r} does not exist on {topic.name}; create it "
+                    "first, for auto-creation is off"
+                )
+            check_subscription_limit(topic)
         host = topic.open_subscription(name, EARLIEST, durable=True, properties={})
         await self._write_cursor(topic, host)
 
@@ -292,12 +294,16 @@ def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
             f"topic {topic.name} does not support {kind} subscriptions; its policy "
             "subscription_types_enabled has others"
         )
-    if request.subscription in topic.subscriptions:
-        return
-    if 0 < policies.max_subscriptions <= len(topic.subscriptions):
+    if request.subscription not in topic.subscriptions:
+        check_subscription_limit(topic)
+
+
+def check_subscription_limit(topic: TopicHost) -> None:
+    """Whether the topic may have one more. Raises NotAllowed."""
+    if 0 < topic.policies.max_subscriptions <= len(topic.subscriptions):
         raise NotAllowed(
-            f"topic {topic.name} has {len(topic.subscriptions)} subscriptions: Exceed the maximum "
-            "number of subscriptions of the topic"
+            f"Exceed the maximum number of subscriptions of the topic: {topic.name}",
+            f"it has {len(topic.subscriptions)}; delete one, or raise maxSubscriptionsPerTopic",
         )
 
 
