@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dev.differential.play import BASE_MS, Play
+from dev.differential.play import Play
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import BatchMessage, encode_batch
 
@@ -62,7 +62,7 @@ def next_entry(
     """Metadata and payload of the next entry: one message, or a batch of `messages`."""
     number = len(play.names.published)
     metadata = api.MessageMetadata(
-        producer_name=name, sequence_id=sequence, publish_time=BASE_MS + 1000 * number
+        producer_name=name, sequence_id=sequence, publish_time=play.publish_ms()
     )
     for key in ("partition_key", "event_time", "schema_version", "null_value"):
         if key in options:

@@ -26,7 +26,6 @@ Step = list[Any]
 """The name of an operation and its arguments: JSON."""
 Observation = dict[str, Any]
 Operation = Callable[..., Awaitable[Any]]
-BASE_MS = 1_700_000_000_000
 SETTLED_MAX_S = 10.0
 ANSWERED = {
     "lookup",
@@ -100,6 +99,7 @@ class Play:
     names: Names = field(default_factory=Names)
     texts: list[str] = field(default_factory=list)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _published_ms: int = 0
 
     @property
     def full_topic(self) -> str:
@@ -109,6 +109,12 @@ class Play:
     def rest_topic(self) -> str:
         """Below /admin/v2."""
         return f"{self.domain}/{self.place.namespace}/{self.place.topic}"
+
+    def publish_ms(self) -> int:
+        """The time of the next message: now, and later than the one before. Apache Pulsar compares
+        it with when ledgers were closed."""
+        self._published_ms = max(int(time.time() * 1000), self._published_ms + 1)
+        return self._published_ms
 
     async def peer(self, number: int) -> Peer:
         """The connection of that number, opened if it is not."""

@@ -288,6 +288,10 @@ SCENARIOS: dict[str, list[Step]] = {
     "an_ended_topic_has_consumers_again": [
         P, ["rest", "POST", "terminate"], ["rest", "PUT", "unload"], ["subscribe", 0, "s", SHARED],
     ],
+    "end_of_topic_once_after_acknowledgements": [
+        P, ["send", 0], ["rest", "POST", "terminate"],
+        ["subscribe", 0, "s", {"type": "Shared"}], ["ack", 0, ["m0"]],
+    ],
     "end_of_topic_at_the_first_permits": [
         P, ["rest", "POST", "terminate"],
         ["subscribe", 0, "s", {"type": "Shared", "permits": 0}], ["flow", 0, 5],
@@ -295,6 +299,7 @@ SCENARIOS: dict[str, list[Step]] = {
     "end_of_topic_once": [
         P, ["subscribe", 1, "f", {"type": "Failover", "name": "c1"}],
         ["rest", "POST", "terminate"], ["subscribe", 3, "f", {"type": "Failover", "name": "c3"}],
+        ["rest", "POST", "terminate"],
     ],
     "a_key_shared_consumer_without_permits_leaves": [
         ["producer", 0, {"name": "q"}], ["send", 0, {"count": 5}],
