@@ -4,7 +4,8 @@ than it must."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,15 +152,25 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes, self.names = 0, set[str]()
-        read = VolumeFiles.read
+        read, read_each = VolumeFiles.read, VolumeFiles.read_each
 
-        def counted(files: VolumeFiles, name: str, *span: Any) -> bytes:
-            data = read(files, name, *span)
+        def noted(name: str, data: Any) -> Any:
             self.bytes += len(data)
             self.names.add(name)
             return data
 
+        def counted(files: VolumeFiles, name: str, *span: Any) -> bytes:
+            return bytes(noted(name, read(files, name, *span)))
+
+        def counted_each(
+            files: VolumeFiles, name: str, ranges: Any
+        ) -> Generator[memoryview, None, None]:
+            with closing(read_each(files, name, ranges)) as found:
+                for data in found:
+                    yield noted(name, data)
+
         monkeypatch.setattr(VolumeFiles, "read", counted)
+        monkeypatch.setattr(VolumeFiles, "read_each", counted_each)
 
     def rows(self, given: dict[str, str], filters: list[Filter]) -> tuple[int, int, int]:
         """(rows, bytes, files) of a query with these filters, which a query would evaluate
