@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -80,10 +80,6 @@ class VolumeFiles:
         start = request[0][0]
         for offset, length in request:
             yield data[offset - start :][:length]
-
-    def range_of(self, name: str) -> Callable[[int, int], bytes]:
-        """`read` bound to one file, as `SegmentReader` wants it."""
-        return lambda offset, length: self.read(name, offset, length)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """As `Volume.put_if_absent`."""

@@ -34,11 +34,26 @@ OTHER = SecretKey(b"o" * 32)
 
 def shown(*arguments: str) -> str:
     """Standard output of the command line, which must succeed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "magnetar", *arguments], capture_output=True, text=True, timeout=240
-    )
+    done = run(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def failed(*arguments: str) -> str:
+    """Standard error of the command line, which must fail."""
+    done = run(*arguments)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "magnetar", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -214,15 +229,7 @@ def test_the_command_line_shows_its_token_by_tls(
     )
     assert "hello" in shown("topics", "peek", topic, *by_rest)
     assert "serving" in shown("status", *by_rest)
-    refused = subprocess.run(
-        [sys.executable, "-m", "magnetar", "status", *by_rest[2:]],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert refused.returncode == 1
-    assert "--token-file" in refused.stderr
+    assert "--token-file" in failed("status", *by_rest[2:])
 
 
 def test_the_command_line_shows_a_user_and_a_password_by_tls(
@@ -246,16 +253,9 @@ def test_the_command_line_shows_a_user_and_a_password_by_tls(
     assert "hello" in shown(*taken, *as_client, str(right))
     assert "hello" in shown("topics", "peek", topic, *by_rest, str(right))
     for command in (["status", *by_rest], ["produce", topic, "-m", "a", *as_client]):
-        refused = subprocess.run(
-            [sys.executable, "-m", "magnetar", *command, str(wrong)],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert refused.returncode == 1
-        assert "wrong password" in refused.stderr
-        assert "tell nobody" not in refused.stderr
+        said = failed(*command, str(wrong))
+        assert "wrong password" in said
+        assert "tell nobody" not in said
 
 
 def _together(brokers: list[ServerProcess], authority: Authority) -> bool:
