@@ -40,7 +40,7 @@ from magnetar_operator.etcd.users import EtcdUsers
 from magnetar_operator.kube.errors import NotLeading
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.stores.outages import NO_ANSWER, CircuitBreaker
-from magnetar_operator.stores.record_view import RecordView
+from magnetar_operator.stores.record_view import Change, RecordView
 
 log = structlog.get_logger(__name__)
 
@@ -162,31 +162,14 @@ class ClusterStore:
         for namespace, name in self.claims:
             self._owned_changed(f"{namespace}/{name}")
 
-    def _changed(self, key: str, old: bytes | None, new: bytes | None) -> None:
-        """Another writer changed a record: its owners look at it."""
-        for owner in {_owner_of(key, value) for value in (old, new) if value is not None} - {""}:
+    def _changed(self, change: Change) -> None:
+        """A record has changed: its owners look at it, but for the one that wrote it."""
+        old, new = (
+            _owner_of(change.key, value) if value is not None else ""
+            for value in (change.old, change.new)
+        )
+        for owner in {old, new} - {"", new if change.ours else ""}:
             self._owned_changed(owner)
-
-    def _owners_replaced(self, operations: Sequence[Operation]) -> set[str]:
-        """Owners that lose a record by these changes: they have to say so."""
-        found = set()
-        for operation in operations:
-            known = next(
-                (
-                    view.get(operation.key)
-                    for view in self._views.values()
-                    if view.knows(operation.key)
-                ),
-                None,
-            )
-            if known is not None:
-                after = (
-                    _owner_of(operation.key, operation.value) if isinstance(operation, Put) else ""
-                )
-                found.add(
-                    "" if after == (before := _owner_of(operation.key, known.value)) else before
-                )
-        return found - {""}
 
     async def close(self) -> None:
         """End views and connections."""
@@ -220,11 +203,8 @@ class ClusterStore:
                     view.writing(operations)
                 result = await self.reader.transact([guard, *compares], operations)
         if result.succeeded:
-            replaced = self._owners_replaced(operations)
             for view in self._views.values():
                 view.wrote(operations, result.revision)
-            for owner in replaced:
-                self._owned_changed(owner)
             return True
         for view in self._views.values():
             view.doubt(compare.key for compare in compares)

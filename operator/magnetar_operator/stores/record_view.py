@@ -1,10 +1,11 @@
 """A warm copy of the records below one prefix of a cluster's store.
 
-Owns: the copy, its watch, and telling of changes that others made, and whether the store answered.
+Owns: the copy, its watch, and telling of changes, and whether the store answered.
 Imports: asyncio, clock, magnetar.metadata. Invariants: a record is only ever replaced by a younger
-one; what this process has just written or read itself is known immediately; a write is guarded by
-the revision that the view showed, so a view that lags behind costs another try, never a wrong
-write; what a watch might have missed is found by reading everything again now and then.
+one; what this process has just written or read itself is known immediately; every change is told
+once, however it was learned of first (by the watch, the answer to a write, a read); a write is
+guarded by the revision that the view showed, so a view that lags behind costs another try, never a
+wrong write; what a watch might have missed is found by reading everything again now and then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import structlog
 
@@ -32,8 +34,16 @@ log = structlog.get_logger(__name__)
 RELOAD_S = 300.0
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
 
-Changed = Callable[[str, bytes | None, bytes | None], None]
-"""Gets key, old and new value of what another writer changed; None = absent."""
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One record that is not as it was; None = absent."""
+
+    key: str
+    old: bytes | None
+    new: bytes | None
+    ours: bool = False
+    """Whether this process wrote it."""
 
 
 class RecordView:
@@ -43,7 +53,7 @@ class RecordView:
         self,
         store: MetadataStore,
         prefix: str,
-        changed: Changed,
+        changed: Callable[[Change], None],
         clock: Clock,
         asked: Callable[[StoreError | None], None] = lambda _: None,
     ) -> None:
@@ -77,13 +87,11 @@ class RecordView:
                 self._own.pop(key, None)
 
     def read(self, key: str, item: KeyValue | None) -> None:
-        """Take in what was just read from the store itself."""
-        if key.startswith(self._prefix):
+        """Take in what was just read from the store itself; one that is absent stays doubtful:
+        the watch may still have to show what came before its deletion."""
+        if item is not None and key.startswith(self._prefix):
             self._doubtful.discard(key)
-            if item is not None:
-                self._keep(item)
-            else:
-                self._records.pop(key, None)
+            self._take_newer(item, ours=False)
 
     def writing(self, operations: Iterable[Operation]) -> None:
         """This process sends these changes now: the watch may show them before the answer is
@@ -97,11 +105,12 @@ class RecordView:
         for operation in operations:
             if not operation.key.startswith(self._prefix):
                 continue
-            self._doubtful.discard(operation.key)
             if isinstance(operation, Put):
-                self._keep(KeyValue(operation.key, operation.value, revision, revision, 1))
+                self._doubtful.discard(operation.key)
+                item = KeyValue(operation.key, operation.value, revision, revision, 1)
+                self._take_newer(item, ours=True)
             elif isinstance(operation, Delete):
-                self._records.pop(operation.key, None)
+                self._doubtful.add(operation.key)  # as what was read to be absent
 
     async def run(self) -> None:
         """Keep the copy warm, until cancelled."""
@@ -149,31 +158,40 @@ class RecordView:
             if old.mod_revision > found.revision and not went_back:
                 self._records[key] = old
             elif key not in self._records:
-                self._changed(key, old.value, None)
+                self._tell(key, old, None, ours=False)
         if first:
             return
         for key, new in self._records.items():
-            known = before.get(key)
-            if known is None or known.value != new.value:
-                self._changed(key, known.value if known is not None else None, new.value)
+            self._tell(key, before.get(key), new, ours=False)
 
     def _take(self, event: Event) -> None:
-        old = self._records.get(event.key)
+        key, old = event.key, self._records.get(event.key)
+        ours = key in self._own and self._own.pop(key) == event.value
         if old is not None and event.mod_revision <= old.mod_revision:
-            self._own.pop(event.key, None)
             return
-        self._doubtful.discard(event.key)
-        if event.value is None:
-            self._records.pop(event.key, None)
-        else:
-            self._records[event.key] = KeyValue(
-                event.key, event.value, event.create_revision, event.mod_revision, 1
+        self._doubtful.discard(key)
+        if event.value is not None:
+            self._take_newer(
+                KeyValue(key, event.value, event.create_revision, event.mod_revision, 1), ours
             )
-        ours = event.key in self._own and self._own.pop(event.key) == event.value
-        if not ours and (old is not None or event.value is not None):
-            self._changed(event.key, old.value if old is not None else None, event.value)
+        elif old is not None:
+            del self._records[key]
+            self._tell(key, old, None, ours)
 
-    def _keep(self, item: KeyValue) -> None:
+    def _take_newer(self, item: KeyValue, ours: bool) -> None:
+        """Replace a record by `item`, if that is newer."""
         old = self._records.get(item.key)
         if old is None or old.mod_revision < item.mod_revision:
             self._records[item.key] = item
+            if self._loaded_at:
+                self._tell(item.key, old, item, ours)
+
+    def _tell(self, key: str, old: KeyValue | None, new: KeyValue | None, ours: bool) -> None:
+        change = Change(
+            key,
+            old.value if old is not None else None,
+            new.value if new is not None else None,
+            ours,
+        )
+        if change.old != change.new:
+            self._changed(change)

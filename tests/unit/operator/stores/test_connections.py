@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,16 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
-from magnetar.metadata.store import Compare, KeyValue, Operation, Put, RangeResult, TxnResult
+from magnetar.metadata.records import NamespaceRecord
+from magnetar.metadata.store import (
+    Compare,
+    KeyValue,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 from magnetar.names import NamespaceName
 from magnetar_operator.conditions import Blocked
 from magnetar_operator.metrics import OperatorMetrics
@@ -216,6 +225,56 @@ async def test_what_is_wrong_with_one_write_holds_up_no_other() -> None:
             await store.write((), (Put(KEY, b"1"), Put(KEY, b"2")))
     assert await store.write((), (Put(KEY, b"{}"),)) is True
     await store.close()
+
+
+class LateAnswers(MemoryStore):
+    """Answers no write of `KEY` until it is told to, while its watches show it."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.viewed, self.answers = asyncio.Event(), asyncio.Event()
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        if prefix == keys.NAMESPACES:
+            self.viewed.set()
+        return super().watch(prefix, from_revision)
+
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
+        result = await super().transact(compares, operations)
+        if any(operation.key == KEY for operation in operations):
+            await self.answers.wait()
+        return result
+
+
+@pytest.mark.parametrize("watch_first", [False, True])
+async def test_whoever_loses_a_record_by_our_write_is_told(watch_first: bool) -> None:
+    """And the one that it is written for is not: a resource that takes over need not look twice."""
+    told, backend = asyncio.Queue[str](), LateAnswers()
+    store = ClusterStore(
+        backend, SystemClock(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
+    )
+    younger, older = (NamespaceRecord((0, 1 << 32), {}, owner) for owner in ("t/young", "t/old"))
+    async with asyncio.timeout(60):
+        backend.answers.set()
+        await backend.put(KEY, younger.encode())
+        known = await store.record(KEY)
+        assert known is not None
+        await backend.viewed.wait()
+        if watch_first:
+            backend.answers.clear()
+        written = asyncio.ensure_future(
+            store.write(
+                (Compare(KEY, "mod", "=", known.mod_revision),), (Put(KEY, older.encode()),)
+            )
+        )
+        assert await told.get() == "t/young"
+        assert not (watch_first and written.done())
+        backend.answers.set()
+        assert await written
+    await store.close()
+    assert told.empty()
 
 
 def test_the_longer_a_store_is_away_the_more_seldom_its_resources_look() -> None:

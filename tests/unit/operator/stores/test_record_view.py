@@ -6,11 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
 
 from magnetar.clock import SystemClock
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.store import Delete, KeyValue, Put, RangeResult
-from magnetar_operator.stores.record_view import RecordView
+from magnetar_operator.stores.record_view import Change, RecordView
 
 A, B = "namespaces/acme/a", "namespaces/acme/b"
 
@@ -19,10 +22,8 @@ class Watched:
     """A view, and what it told."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self.told: list[tuple[str, bytes | None, bytes | None]] = []
-        self.view = RecordView(
-            store, "namespaces/", lambda *change: self.told.append(change), SystemClock()
-        )
+        self.told: list[Change] = []
+        self.view = RecordView(store, "namespaces/", self.told.append, SystemClock())
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(120):
@@ -58,27 +59,55 @@ async def test_changes_of_others_are_known_and_told_once() -> None:
         await store.put(B, b"3")
         await store.delete(A)
         await watched.until(lambda: len(watched.told) == 3)
-        assert watched.told == [(A, b"1", b"2"), (B, None, b"3"), (A, b"2", None)]
+        assert watched.told == [
+            Change(A, b"1", b"2"),
+            Change(B, None, b"3"),
+            Change(A, b"2", None),
+        ]
         assert (value(watched.view, A), value(watched.view, B)) == (None, b"3")
         assert not watched.view.knows("tenants/acme")
 
 
-async def test_own_writes_are_known_at_once_and_not_told() -> None:
+@pytest.mark.parametrize("first", ["answer", "watch"])
+async def test_own_writes_are_known_at_once_and_told_once_as_ours(first: str) -> None:
+    """Also where the watch shows a write before its answer is here, and where no answer comes."""
     async with running() as (store, watched):
-        each: tuple[list[Put | Delete], ...] = (
-            [Put(A, b"mine")],
-            [Put(B, b"mine")],
-            [Delete(A)],
+        changes = (
+            Change(A, b"1", b"mine", ours=True),
+            Change(B, None, b"mine", ours=True),
+            Change(A, b"mine", None, ours=True),
         )
-        for operations in each:
+        for number, change in enumerate(changes, start=1):
+            operations = [Put(change.key, change.new) if change.new else Delete(change.key)]
             watched.view.writing(operations)
-            watched.view.wrote(operations, (await store.transact((), operations)).revision)
-            assert value(watched.view, operations[0].key) == (
-                None if isinstance(operations[0], Delete) else b"mine"
-            )
-        await store.put("namespaces/acme/last", b"theirs")
-        await watched.until(lambda: value(watched.view, "namespaces/acme/last") == b"theirs")
-        assert watched.told == [("namespaces/acme/last", None, b"theirs")]
+            revision = (await store.transact((), operations)).revision
+            if first == "watch":
+                await watched.until(partial(_has_told, watched, number))
+            if number < len(changes) or first == "answer":
+                watched.view.wrote(operations, revision)
+            if change.new is None:
+                await watched.until(partial(_has_told, watched, number))
+            assert value(watched.view, change.key) == change.new
+            assert len(watched.told) == number
+        last = Change("namespaces/acme/last", None, b"theirs")
+        await store.put(last.key, b"theirs")
+        await watched.until(partial(_has_told, watched, len(changes) + 1))
+        assert watched.told == [*changes, last]
+
+
+def _has_told(watched: Watched, changes: int) -> bool:
+    return len(watched.told) >= changes
+
+
+async def test_what_a_reader_finds_before_the_watch_shows_it_is_told() -> None:
+    """The reader is not the only one whom it concerns."""
+    async with running() as (store, watched):
+        await store.put(A, b"theirs")
+        watched.view.read(A, await store.get(A))
+        assert watched.told == [Change(A, b"1", b"theirs")]
+        await store.put(B, b"later")
+        await watched.until(partial(_has_told, watched, 2))
+        assert watched.told[1:] == [Change(B, None, b"later")]
 
 
 async def test_a_refused_write_has_the_record_read_until_it_is_known_again() -> None:
@@ -97,13 +126,8 @@ async def test_a_refused_write_has_the_record_read_until_it_is_known_again() -> 
 def test_what_a_gap_hid_is_told_and_a_store_from_a_backup_is_believed() -> None:
     """Reading all again after a lost watch; then once more of a store whose revisions have begun
     again."""
-    told: list[tuple[str, bytes | None, bytes | None]] = []
-    view = RecordView(
-        MemoryStore(SystemClock()),
-        "namespaces/",
-        lambda *change: told.append(change),
-        SystemClock(),
-    )
+    told: list[Change] = []
+    view = RecordView(MemoryStore(SystemClock()), "namespaces/", told.append, SystemClock())
 
     def load(revision: int, *records: tuple[str, bytes, int]) -> None:
         view._load(
@@ -115,11 +139,11 @@ def test_what_a_gap_hid_is_told_and_a_store_from_a_backup_is_believed() -> None:
     load(10, (A, b"1", 5), (B, b"1", 6))
     assert told == []
     load(20, (A, b"2", 15))
-    assert told == [(B, b"1", None), (A, b"1", b"2")]
+    assert told == [Change(B, b"1", None), Change(A, b"1", b"2")]
     view.wrote([Put(B, b"mine")], 25)
     load(24, (A, b"2", 15))
     assert value(view, B) == b"mine", "a write that the range did not see yet"
     told.clear()
     load(3, (A, b"old", 2))
     assert (value(view, A), value(view, B)) == (b"old", None)
-    assert told == [(B, b"mine", None), (A, b"2", b"old")]
+    assert told == [Change(B, b"mine", None), Change(A, b"2", b"old")]
