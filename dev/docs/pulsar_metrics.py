@@ -23,14 +23,10 @@ NOT_OFFERED = {
     "pulsar_compaction_*": "counted for the broker: `magnetar_topic_compactions_total`, "
     "`magnetar_topic_compaction_seconds`; of one topic over REST",
     "pulsar_txn_append_log_*": "records of the log are written in groups; use `magnetar_coordinator_request_seconds`",
-    "pulsar_txn_tb_committed_total": "not counted by topic; use `pulsar_txn_committed_total`",
-    "pulsar_txn_tb_aborted_total": "not counted by topic; use `pulsar_txn_aborted_total`",
     "pulsar_txn_tb_client_*": "use `magnetar_coordinator_participant_failures_total` and "
     "`magnetar_coordinator_settle_seconds`",
     "pulsar_txn_tp_*": "as `pulsar_txn_tb_client_*`",
-    "pulsar_subscription_last_expire_timestamp": "use `rate(pulsar_subscription_total_msg_expired[5m])`",
     "pulsar_subscription_filter_*": "there are no entry filters",
-    "pulsar_subscription_msg_rate_expired": "use `rate(pulsar_subscription_total_msg_expired[5m])`",
     "pulsar_subscription_msg_drop_rate": "not measured",
     "pulsar_delayed_message_index_*": "delayed messages have no index of their own; use `pulsar_subscription_delayed`",
     "pulsar_broker_lookup*": "use `magnetar_lookups_total`",

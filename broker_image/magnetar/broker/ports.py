@@ -208,6 +208,7 @@ class AttachedProducer(Protocol):
 
     closed: bool
     sends_chunks: bool
+    chunks_in: int
     pending: int
     messages_in: int
     bytes_in: int

@@ -28,6 +28,7 @@ from magnetar.topics.dispatch.base import (
     DispatchLimits,
     EntryTraits,
     KeySharedPolicy,
+    Postponed,
     ReadRequest,
     SubscriptionType,
     TraitsWanted,
@@ -142,9 +143,9 @@ class Subscription:
         return self._dispatcher.outstanding
 
     @property
-    def delayed_entries(self) -> int:
-        """Entries that were read and wait for their time."""
-        return self._dispatcher.delayed_entries
+    def postponed(self) -> Postponed:
+        """How many entries were read and are to be delivered later."""
+        return self._dispatcher.postponed
 
     @property
     def blocked(self) -> bool:

@@ -1,11 +1,11 @@
 """A warm copy of the records below one prefix of a cluster's store.
 
-Owns: the copy, its watch, and telling of changes, and whether the store answered.
-Imports: asyncio, clock, magnetar.metadata. Invariants: a record is only ever replaced by a younger
-one; what this process has just written or read itself is known immediately; every change is told
-once, however it was learned of first (by the watch, the answer to a write, a read); a write is
-guarded by the revision that the view showed, so a view that lags behind costs another try, never a
-wrong write; what a watch might have missed is found by reading everything again now and then.
+Owns: the copy, its watch, reporting changes, and whether the store answered. Imports: asyncio,
+clock, magnetar.metadata. Invariants: a record is only ever replaced by a younger one; what this
+process has just written or read itself is known immediately; every change is reported once, however
+it was learned of first (by the watch, the answer to a write, a read); a write is guarded by the
+revision that the view showed, so a view that lags behind costs another try, never a wrong write;
+what a watch might have missed is found by reading everything again now and then.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ class RecordView:
             if old.mod_revision > found.revision and not went_back:
                 self._records[key] = old
             elif key not in self._records:
-                self._tell(key, old, None, ours=False)
+                self._report(key, old, None, ours=False)
         if first:
             return
         for key, new in self._records.items():
-            self._tell(key, before.get(key), new, ours=False)
+            self._report(key, before.get(key), new, ours=False)
 
     def _take(self, event: Event) -> None:
         key, old = event.key, self._records.get(event.key)
@@ -176,7 +176,7 @@ class RecordView:
             )
         elif old is not None:
             del self._records[key]
-            self._tell(key, old, None, ours)
+            self._report(key, old, None, ours)
 
     def _take_newer(self, item: KeyValue, ours: bool) -> None:
         """Replace a record by `item`, if that is newer."""
@@ -184,9 +184,9 @@ class RecordView:
         if old is None or old.mod_revision < item.mod_revision:
             self._records[item.key] = item
             if self._loaded_at:
-                self._tell(item.key, old, item, ours)
+                self._report(item.key, old, item, ours)
 
-    def _tell(self, key: str, old: KeyValue | None, new: KeyValue | None, ours: bool) -> None:
+    def _report(self, key: str, old: KeyValue | None, new: KeyValue | None, ours: bool) -> None:
         change = Change(
             key,
             old.value if old is not None else None,

@@ -56,7 +56,6 @@ NOT_HERE: Mapping[str, int] = MappingProxyType(
             "lastOffloadFailureTimeStamp",
             "delayedMessageIndexSizeInBytes",
             "nonContiguousDeletedMessagesRangesSerializedSize",
-            "committedTxnCount",
         ),
         0,
     )
@@ -76,10 +75,6 @@ NOT_IN_SUBSCRIPTIONS: Mapping[str, int] = MappingProxyType(
             "filterProcessedMsgCount",
             "filterRejectedMsgCount",
             "filterRescheduledMsgCount",
-            "lastExpireTimestamp",
-            "msgExpired",
-            "msgInReplay",
-            "msgRateExpired",
             "nonContiguousDeletedMessagesRangesSerializedSize",
         ),
         0,
@@ -138,7 +133,8 @@ def topic_stats(host: TopicHost, wanted: Wanted = ALL) -> dict[str, Any]:
         "earliestMsgPublishTimeInBacklogs": 0,
         "publishRateLimitedTimes": host.throttles.publish_waits if host.throttles else 0,
         "ongoingTxnCount": sum(1 for _ in buffer.open_transactions()) if buffer is not None else 0,
-        "abortedTxnCount": buffer.fences.aborted() if buffer is not None else 0,
+        "committedTxnCount": buffer.committed if buffer is not None else 0,
+        "abortedTxnCount": buffer.aborted if buffer is not None else 0,
         "nonContiguousDeletedMessagesRanges": sum(
             found["nonContiguousDeletedMessagesRanges"] for found in subscriptions.values()
         ),
@@ -211,7 +207,7 @@ def _producer(found: Producer) -> ProducerSession:
 def _publisher_stats(name: str, producer: Producer) -> dict[str, Any]:
     session = _producer(producer)
     connection = session.connection
-    messages, size = session.rates()
+    messages, size, chunks = session.rates()
     return {
         "accessMode": ACCESS_MODES[producer.mode],
         "producerName": name,
@@ -220,7 +216,7 @@ def _publisher_stats(name: str, producer: Producer) -> dict[str, Any]:
         "msgRateIn": messages,
         "msgThroughputIn": size,
         "averageMsgSize": size / messages if messages else 0.0,
-        "chunkedMessageRate": 0.0,
+        "chunkedMessageRate": chunks,
         "supportsPartialProducer": False,
         "address": _address(connection.peer),
         "connectedSince": iso8601(session.connected_ms),
@@ -291,8 +287,9 @@ def _subscription_stats(host: SubscriptionHost, wanted: Wanted) -> dict[str, Any
         **NOT_IN_SUBSCRIPTIONS,
         **{rate: sum(found[rate] for found in consumers) for rate in RATES},
         "msgBacklog": core.backlog,
-        "msgBacklogNoDelayed": core.backlog - core.delayed_entries,
-        "msgDelayed": core.delayed_entries,
+        "msgBacklogNoDelayed": core.backlog - core.postponed.delayed,
+        "msgDelayed": core.postponed.delayed,
+        "msgInReplay": core.postponed.replayed,
         "blockedSubscriptionOnUnackedMsgs": core.blocked,
         "backlogSize": host.topic.core.ages.bytes_from(core.cursor.mark_delete, core.cursor.end),
         "earliestMsgPublishTimeInBacklog": 0,
@@ -306,7 +303,10 @@ def _subscription_stats(host: SubscriptionHost, wanted: Wanted) -> dict[str, Any
         "msgOutCounter": core.messages_out,
         "bytesOutCounter": host.traffic.bytes_out
         + sum(found["bytesOutCounter"] for found in consumers),
-        "totalMsgExpired": host.messages_expired,
+        "totalMsgExpired": host.traffic.messages_expired,
+        "msgExpired": host.traffic.messages_expired,
+        "msgRateExpired": host.traffic.expiry_rate(),
+        "lastExpireTimestamp": host.traffic.expired_ms,
         "lastConsumedFlowTimestamp": max(
             [host.traffic.flow_ms, *(one.flow_ms for one in sessions)]
         ),

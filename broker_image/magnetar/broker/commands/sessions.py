@@ -59,6 +59,7 @@ class ProducerSession:
     closed: bool = False
     schema_version: bytes = b""
     sends_chunks: bool = False
+    chunks_in: int = 0
     pending: int = 0
     topic_epoch: int | None = None
     waits: Callable[[], None] | None = None
@@ -91,8 +92,10 @@ class ProducerSession:
             self.topic.throttles.published(self, run)
 
     def rates(self) -> Sequence[float]:
-        """Messages and bytes per second since the last request, or over a moment."""
-        now, counts = self.topic.context.clock.monotonic(), (self.messages_in, self.bytes_in)
+        """Messages, bytes and parts of messages per second since the last request, or over a
+        moment."""
+        now = self.topic.context.clock.monotonic()
+        counts = (self.messages_in, self.bytes_in, self.chunks_in)
         if self._meter is None:
             self._meter = RateMeter(now, len(counts), counts)
         return self._meter.rates(now, counts)

@@ -42,7 +42,7 @@ def consumer_rates(session: ConsumerSession) -> ConsumerRates:
         session.bytes_out,
         session.messages_redelivered,
         acknowledged,
-        host.messages_expired,
+        host.traffic.messages_expired,
     )
     return ConsumerRates(*session.meter.rates(host.topic.context.clock.monotonic(), counts))
 

@@ -40,6 +40,7 @@ def _refusal_of(
         return error.wire_code, str(error)
     if metadata.num_chunks_from_msg > 1:
         session.sends_chunks = True
+        session.chunks_in += 1
     return None
 
 

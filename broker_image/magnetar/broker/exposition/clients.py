@@ -21,7 +21,7 @@ class ReadConsumer:
 
 
 class ReadProducer:
-    """A producer at the time of a scrape. `rates` are messages and bytes per second."""
+    """A producer at the time of a scrape. `rates` are messages, bytes and parts of messages per second."""
 
     __slots__ = ("rates", "session")
 

@@ -51,12 +51,17 @@ SUBSCRIPTION_FAMILIES: tuple[Family[ReadSubscription], ...] = (
     Family(
         "pulsar_subscription_back_log_no_delayed",
         "Entries not acknowledged, without those that wait for their time",
-        lambda s: s.core.backlog - s.core.delayed_entries,
+        lambda s: s.core.backlog - s.core.postponed.delayed,
     ),
     Family(
         "pulsar_subscription_delayed",
         "Entries that were read and wait for their time",
-        lambda s: s.core.delayed_entries,
+        lambda s: s.core.postponed.delayed,
+    ),
+    Family(
+        "pulsar_subscription_in_replay",
+        "Entries that were read before and are to be delivered again",
+        lambda s: s.core.postponed.replayed,
     ),
     Family(
         "pulsar_subscription_msg_rate_out",
@@ -96,7 +101,17 @@ SUBSCRIPTION_FAMILIES: tuple[Family[ReadSubscription], ...] = (
     Family(
         "pulsar_subscription_total_msg_expired",
         "Messages that expired since the topic is served here",
-        lambda s: s.host.messages_expired,
+        lambda s: s.host.traffic.messages_expired,
+    ),
+    Family(
+        "pulsar_subscription_msg_rate_expired",
+        "Messages that expire per second",
+        lambda s: s.host.traffic.expiry_rate(),
+    ),
+    Family(
+        "pulsar_subscription_last_expire_timestamp",
+        "When messages last expired, unix time in ms; 0 = never here",
+        lambda s: s.host.traffic.expired_ms,
     ),
     Family(
         "pulsar_subscription_last_consumed_flow_timestamp",

@@ -60,6 +60,14 @@ class ReadTopic:
         used = self.host.transactions
         return len(list(used.buffer.open_transactions())) if used is not None else 0.0
 
+    def committed_transactions(self) -> float:
+        used = self.host.transactions
+        return used.buffer.committed if used is not None else 0.0
+
+    def aborted_transactions(self) -> float:
+        used = self.host.transactions
+        return used.buffer.aborted if used is not None else 0.0
+
 
 def _histogram(
     name: str, buckets: tuple[str, ...], what: str, unit: str, read: Callable[[ReadTopic], Minute]
@@ -170,6 +178,16 @@ TOPIC_FAMILIES: tuple[Family[ReadTopic], ...] = (
         "pulsar_txn_tb_active_total",
         "Transactions with messages here that are open",
         ReadTopic.open_transactions,
+    ),
+    Family(
+        "pulsar_txn_tb_committed_total",
+        "Transactions with messages here that were committed since the topic is served here",
+        ReadTopic.committed_transactions,
+    ),
+    Family(
+        "pulsar_txn_tb_aborted_total",
+        "The same, aborted",
+        ReadTopic.aborted_transactions,
     ),
     *HISTOGRAM_FAMILIES,
 )

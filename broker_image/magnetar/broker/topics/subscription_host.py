@@ -60,7 +60,6 @@ class SubscriptionHost:
         self._timer: asyncio.TimerHandle | None = None
         self._return = AwaitedReturn(self.drop_if_unused)
         self.read_compacted = False  # as `core.reads_view`; looked at for every read
-        self.messages_expired = 0
         self.traffic = SubscriptionTraffic(topic, core)
         self.unused_since_ms: int | None = None
 

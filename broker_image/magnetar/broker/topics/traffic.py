@@ -73,16 +73,20 @@ class TopicTraffic:
 
 class SubscriptionTraffic:
     """Of one subscription. `bytes_out`, `flow_ms` and `sent_ms` are of consumers that have left.
-    `acknowledging` is who acknowledged last since the cursor was written."""
+    `acknowledging` is who acknowledged last since the cursor was written; `expired_ms` is when
+    messages last expired."""
 
     __slots__ = (
+        "_expiries",
         "_topic",
         "_written",
         "acknowledged_ms",
         "acknowledging",
         "advanced_ms",
         "bytes_out",
+        "expired_ms",
         "flow_ms",
+        "messages_expired",
         "sent_ms",
     )
 
@@ -91,6 +95,23 @@ class SubscriptionTraffic:
         self.bytes_out = self.flow_ms = self.sent_ms = 0
         self.acknowledged_ms = self.advanced_ms = 0
         self.acknowledging: AttachedConsumer | None = None
+        self.messages_expired = self.expired_ms = 0
+        self._expiries: RateMeter | None = None
+
+    def expired(self, messages: int) -> None:
+        """Messages were acknowledged because of their age."""
+        clock = self._topic.context.clock
+        if self._expiries is None:
+            self._expiries = RateMeter(clock.monotonic(), 1, (self.messages_expired,))
+        self.messages_expired += messages
+        self.expired_ms = clock.wall_ms()
+
+    def expiry_rate(self) -> float:
+        """Messages per second that expire."""
+        if self._expiries is None:
+            return 0.0
+        now = self._topic.context.clock.monotonic()
+        return self._expiries.rates(now, (self.messages_expired,))[0]
 
     def left(self, session: AttachedConsumer) -> None:
         """A consumer has left; what it was sent still counts."""

@@ -64,7 +64,8 @@ async def expire(host: SubscriptionHost, age_s: int) -> int:
     expired = pass_over(
         host, await _older_than(topic, now_ms - age_s * 1000, host.core.cursor.mark_delete)
     )
-    host.messages_expired += expired
+    if expired:
+        host.traffic.expired(expired)
     return expired
 
 
@@ -97,7 +98,8 @@ async def _older_than(topic: ServedTopic, cutoff_ms: int, low: int) -> int:
 
 async def expire_to(host: SubscriptionHost, position: tuple[int, int]) -> None:
     """Acknowledge everything up to and including `position`, durably. Raises StorageError."""
-    host.messages_expired += pass_over(host, host.topic.core.ledgers.ordinal_after(position))
+    if expired := pass_over(host, host.topic.core.ledgers.ordinal_after(position)):
+        host.traffic.expired(expired)
     await write(host)
 
 

@@ -212,6 +212,14 @@ class Consumer:
         return self.permits > 0 and not self.blocked and not self.paused
 
 
+class Postponed(NamedTuple):
+    """Entries that were read and are to be delivered later: `delayed` ones at their time,
+    `replayed` ones again."""
+
+    delayed: int = 0
+    replayed: int = 0
+
+
 class CursorView(Protocol):
     """A cursor as dispatchers see it: the cursor itself, or a view without what must not be
     delivered."""

@@ -15,6 +15,7 @@ from magnetar.topics.dispatch.base import (
     Delivery,
     DispatchLimits,
     EntryTraits,
+    Postponed,
     ReadRequest,
     SubscriptionType,
     TraitsWanted,
@@ -48,8 +49,8 @@ class Dispatcher(Protocol):
         ...
 
     @property
-    def delayed_entries(self) -> int:
-        """Entries that wait for their delivery time."""
+    def postponed(self) -> Postponed:
+        """How many entries were read and are to be delivered later."""
         ...
 
     def add(self, consumer: Consumer) -> None:

@@ -18,6 +18,7 @@ from magnetar.topics.dispatch.base import (
     Delivery,
     DispatchLimits,
     EntryTraits,
+    Postponed,
     ReadRequest,
     SubscriptionType,
     TraitsWanted,
@@ -50,8 +51,8 @@ class SingleActiveDispatcher:
         return self.cursor.mark_delete < self._read
 
     @property
-    def delayed_entries(self) -> int:
-        return 0
+    def postponed(self) -> Postponed:
+        return Postponed()  # redelivery reads again from the mark-delete
 
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits

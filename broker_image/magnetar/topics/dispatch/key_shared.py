@@ -23,6 +23,7 @@ from magnetar.topics.dispatch.base import (
     Delivery,
     DispatchLimits,
     EntryTraits,
+    Postponed,
     ReadRequest,
     SubscriptionType,
     TraitsWanted,
@@ -76,8 +77,8 @@ class KeySharedDispatcher:
         return self.unacknowledged.messages > 0
 
     @property
-    def delayed_entries(self) -> int:
-        return self._delayed.size
+    def postponed(self) -> Postponed:
+        return Postponed(self._delayed.size, self._waiting.size + self._due.size)
 
     def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
         return self._owners.ranges()

@@ -21,6 +21,7 @@ from magnetar.topics.dispatch.base import (
     Delivery,
     DispatchLimits,
     EntryTraits,
+    Postponed,
     ReadRequest,
     SubscriptionType,
     TraitsWanted,
@@ -76,8 +77,8 @@ class SharedDispatcher:
         return self.unacknowledged.messages > 0
 
     @property
-    def delayed_entries(self) -> int:
-        return self._delayed.size
+    def postponed(self) -> Postponed:
+        return Postponed(self._delayed.size, self._replay.size)
 
     def add(self, consumer: Consumer) -> None:
         self._consumers.append(consumer)

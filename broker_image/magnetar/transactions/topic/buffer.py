@@ -44,7 +44,7 @@ from magnetar.transactions.topic.translations import Translated
 
 class TransactionBuffer:
     """Transactions of one topic in one term. Recovery makes it with `from_state` (or empty) and
-    `apply`."""
+    `apply`. `committed` and `aborted` count those that ended in this term."""
 
     def __init__(
         self, topic: str, take_ledger: Callable[[], int], *, limits: BufferLimits | None = None
@@ -53,6 +53,7 @@ class TransactionBuffer:
         entry, and may raise."""
         self.topic = topic
         self.limits = limits or BufferLimits()
+        self.committed = self.aborted = 0
         self._ids = SidecarIds(topic, take_ledger)
         self._open = OpenParts()
         self._floors_ahead: dict[int, int] = {}
@@ -235,6 +236,8 @@ class TransactionBuffer:
     def confirm(self, change: BufferChange) -> None:
         """The change is durable. Must be called in the order in which they were made."""
         self._open.confirmed(change)
+        self.committed += isinstance(change, Commit)
+        self.aborted += isinstance(change, Abort)
         self.apply(change)
 
     def apply(self, change: BufferChange) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from magnetar.broker.administration.partition_sums import sum_stats
+from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.support.brokers import TOPIC, Peer, Type, command_frame
+from magnetar.wire import requests
+from tests.support.brokers import TOPIC, Peer, Type, command_frame, entry
 from tests.support.rest import TOPICS, Rest, broker_with_rest
+from tests.support.transacting import ended, send_in
 
 T = f"{TOPICS}/t"
 TOPIC_FIELDS = """
@@ -121,6 +124,65 @@ async def test_every_field_of_pulsars_is_there_and_says_what_happened(tmp_path: 
         internal = await rest.get(f"{T}/internalStats")
         assert not missing(internal, INTERNAL_FIELDS)
         assert not missing(internal["cursors"]["s"], CURSOR_FIELDS)
+
+
+async def test_what_comes_back_waits_for_a_consumer_that_asks(tmp_path: Path) -> None:
+    """Shared and Key_Shared: messages to be delivered again, for which nobody has permits."""
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await peer.produce()
+        for kind in (1, 3):
+            await peer.subscribe(kind, subscription="s", subType=kind)
+            start = [await peer.send(b"x", 2 * kind + number) for number in range(2)]
+            peer.write(requests.flow(kind, 2))
+            for expected in start:
+                command, _ = await peer.message()
+                assert (command.message_id.ledgerId, command.message_id.entryId) == expected
+            assert (await of_topic(rest))[1]["msgInReplay"] == 0
+            peer.write(command_frame("redeliver_unacknowledged_messages", consumer_id=kind))
+            await peer.ask("get_last_message_id", consumer_id=kind)  # answered in order
+            assert (await of_topic(rest))[1]["msgInReplay"] == 2
+            await rest("POST", f"{T}/subscription/s/skip_all")
+            assert (await of_topic(rest))[1]["msgInReplay"] == 0
+            await peer.ask("close_consumer", consumer_id=kind)
+
+
+async def test_what_expired_is_counted_with_its_time_and_rate(tmp_path: Path) -> None:
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await used(peer)
+        _, before = await of_topic(rest)
+        assert (before["msgExpired"], before["msgRateExpired"]) == (0, 0.0)
+        assert before["lastExpireTimestamp"] == 0
+        internal = await rest.get(f"{T}/internalStats")
+        ledger, number = internal["lastConfirmedEntry"].split(":")
+        await rest(
+            "POST",
+            f"{T}/subscription/s/expireMessages",
+            {"ledgerId": int(ledger), "entryId": int(number)},
+        )
+        _, after = await of_topic(rest)
+        assert after["msgExpired"] == after["totalMsgExpired"] == 2
+        assert after["msgRateExpired"] > 0
+        assert after["lastExpireTimestamp"] > NOW_MS
+
+
+async def test_parts_of_messages_and_ended_transactions_are_counted(tmp_path: Path) -> None:
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await peer.produce()
+        (publisher,) = (await rest.get(f"{T}/stats"))["publishers"]
+        assert publisher["chunkedMessageRate"] == 0.0
+        for number in range(2):
+            part = {"uuid": "u", "chunk_id": number, "num_chunks_from_msg": 2}
+            peer.write(requests.send(1, 0, entry(b"x", 0, total_chunk_msg_size=2, **part)))
+            await peer.answer(Type.SEND_RECEIPT)
+        topic = await rest.get(f"{T}/stats")
+        assert topic["publishers"][0]["chunkedMessageRate"] > 0
+        assert (topic["committedTxnCount"], topic["abortedTxnCount"]) == (0, 0)
+        for number, commit in enumerate((True, True, False)):
+            txn = TxnId(0, number)
+            await send_in(peer, txn, b"x", 1 + number)
+            await ended(peer, txn, commit=commit)
+        topic = await rest.get(f"{T}/stats")
+        assert (topic["committedTxnCount"], topic["abortedTxnCount"]) == (2, 1)
 
 
 async def test_clients_can_be_left_out_and_publish_times_asked_for(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_a_message_beyond_its_time_to_live_is_expired_and_no_other(tmp_path: Pat
             await life.rest("POST", f"{PATH}/subscription/s/expireMessages/3600")
             await life.rest("POST", f"{PATH}/all_subscription/expireMessages/3600")
             assert cursor.mark_delete == 1
-            assert topic.subscriptions["s"].messages_expired == 1
+            assert topic.subscriptions["s"].traffic.messages_expired == 1
             assert (await life.rest.get(f"{PATH}/stats"))["subscriptions"]["s"]["msgBacklog"] == 1
             await life.rest("POST", f"{PATH}/subscription/s/expireMessages/-1", status=400)
             [ledger, number] = life.topic().core.last_confirmed

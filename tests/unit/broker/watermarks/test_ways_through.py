@@ -71,7 +71,7 @@ def test_what_expires_counts_as_acknowledged(tmp_path: Path) -> None:
             await holds(peer, 10 * number + 10)
         assert await last_watermark(peer) == 1
         await settles(peer, 30)
-        assert (await topic_of(broker)).subscriptions["s"].messages_expired == 3
+        assert (await topic_of(broker)).subscriptions["s"].traffic.messages_expired == 3
 
     play(tmp_path, script, **OFTEN)
 

@@ -103,7 +103,7 @@ def test_what_is_acknowledged_when_its_time_comes_is_not_delivered(kind: Subscri
     traits = [EntryTraits(deliver_at_ms=5000)] * 3
     assert subscription.dispatch(0, [1] * 3, traits) == []
     assert subscription.next_wakeup_ms() == 5000
-    assert subscription.delayed_entries == 3
+    assert subscription.postponed.delayed == 3
     subscription.acknowledge("a", [(0, 1)])
     assert subscription.next_read(10, 4999) is None
     found = subscription.next_read(10, 5000)
