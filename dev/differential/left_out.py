@@ -5,7 +5,7 @@ Owns: `is_left_out`. Imports: play. Pure. Invariant: docs/differences.md names e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dev.differential.play import Play, Step
@@ -48,21 +48,66 @@ def _ack(
     )
 
 
+def _end(play: Play, number: int, commit: bool) -> bool:
+    """An abort of acknowledgements of an Exclusive or Failover consumer that may lack permits: what
+    it gets again comes with a later step."""
+    return not commit and any(
+        (found := play.consumers.get(consumer)) is not None
+        and found.kind in ("Exclusive", "Failover")
+        and "permits" in _options_of(play, consumer)
+        for consumer, options in _acknowledged_in_transactions(play)
+        if options["txn"] == number
+    )
+
+
+def _options_of(play: Play, consumer: int) -> dict[str, Any]:
+    """How a consumer has subscribed last."""
+    found = [step[3] for step in play.past if step[:2] == ["subscribe", consumer]]
+    return found[-1] if found else {}
+
+
+def _acknowledged_in_transactions(play: Play) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Consumer and options of such steps."""
+    for kind, *arguments in play.past:
+        if kind == "ack" and len(arguments) > 2 and "txn" in arguments[2]:
+            yield arguments[0], arguments[2]
+
+
 def _rest(play: Play, _method: str, operation: str, body: Any = None) -> bool:
-    """Expiry up to a message, where messages behind it are acknowledged or a transaction has the
-    topic."""
+    """Operations on a cursor, and moves, whose effect depends on what only one server has."""
     _, _, rest = operation.partition("subscription/")
     subscription, _, asked = rest.partition("/")
-    return (
-        asked == "expireMessages"
-        and isinstance(body, str)
-        and (play.names.transactional or subscription in play.acknowledged)
+    if asked == "expireMessages":
+        # up to a message, where messages behind it are acknowledged or a transaction has the topic
+        return isinstance(body, str) and (
+            play.names.transactional or subscription in play.acknowledged
+        )
+    if asked.startswith("skip/"):
+        # over markers of transactions; after a move of a topic that had ended
+        return play.names.transactional or _follows(play.past, _TERMINATED, _MOVED)
+    # what transactions acknowledged before a seek
+    return operation == "unload" and any(
+        _follows(play.past[index:], _SOUGHT)
+        for index, step in enumerate(play.past)
+        if step[0] == "ack" and len(step) > 3 and "txn" in step[3]
     )
+
+
+def _follows(steps: Sequence[Step], *prefixes: Step) -> bool:
+    """Whether there are steps that begin so, in this order."""
+    rest = iter(steps)
+    return all(any(step[: len(prefix)] == prefix for step in rest) for prefix in prefixes)
+
+
+_TERMINATED: Step = ["rest", "POST", "terminate"]
+_MOVED: Step = ["rest", "PUT", "unload"]
+_SOUGHT: Step = ["seek"]
 
 
 _CASES: dict[str, Callable[..., bool]] = {
     "seek": _seek,
     "redeliver": _redeliver,
     "ack": _ack,
+    "end": _end,
     "rest": _rest,
 }

@@ -96,6 +96,7 @@ class Play:
     txns: dict[int, Txn] = field(default_factory=dict)
     acknowledged: set[str] = field(default_factory=set)
     """Subscriptions on which single messages were acknowledged."""
+    past: list[Step] = field(default_factory=list)
     names: Names = field(default_factory=Names)
     texts: list[str] = field(default_factory=list)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -126,6 +127,7 @@ class Play:
     async def step(self, step: Step, operations: Mapping[str, Operation]) -> Observation:
         """Run one operation and wait until nothing comes any more."""
         kind, *arguments = step
+        self.past.append(step)
         try:
             answer = await operations[kind](self, *arguments)
         except Gone as gone:

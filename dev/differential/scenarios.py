@@ -112,6 +112,18 @@ SCENARIOS: dict[str, list[Step]] = {
         ["redeliver", 0, []], ["last_id", 0], ["close_consumer", 0], ["rest", "PUT", "unload"],
         ["subscribe", 0, "s", SHARED], ["backlog", "s"],
     ],
+    "parts_of_batches_and_a_seek": [
+        P, ["subscribe", 0, "s", SHARED], ["send", 0, {"messages": 3, "count": 2}],
+        ["ack", 0, ["m1:1"]], ["seek", 0, "m0"], ["subscribe", 0, "s", SHARED],
+    ],
+    "parts_of_batches_unloaded_for_an_auditor": [
+        P, ["subscribe", 0, "s", SHARED], ["send", 0, {"messages": 3}], ["ack", 0, ["m0:1"]],
+        ["close_consumer", 0], ["rest", "PUT", "unload"], ["backlog", "s"],
+    ],
+    "parts_of_batches_redelivered": [
+        P, ["subscribe", 0, "s", SHARED], ["send", 0, {"messages": 3}], ["redeliver", 0, []],
+        ["ack", 0, ["m0:1"]], ["redeliver", 0, []],
+    ],
     "batches_cumulative": [
         P, ["subscribe", 0, "s", EARLIEST], ["send", 0, {"messages": 4, "count": 2}],
         ["ack", 0, ["m1:1"], {"cumulative": True}], ["redeliver", 0, []], ["last_id", 0],
@@ -282,6 +294,15 @@ SCENARIOS: dict[str, list[Step]] = {
         ["subscribe", 0, "s1", {}], ["subscribe", 1, "s2", {}],
         ["rest", "PUT", "subscription/s2", None], ["rest", "GET", "subscriptions"],
     ],
+    "a_refused_producer_makes_no_subscription": [
+        P, ["send", 0], ["subscribe", 0, "t", {}], ["rest", "POST", "terminate"],
+        ["producer", 1, {"name": "q", "initial": "s"}], ["stats"],
+    ],
+    "end_of_topic_after_an_expiry": [
+        P, ["send", 0, {"count": 3}], ["rest", "POST", "terminate"],
+        ["subscribe", 0, "s", {"type": "Shared", "position": "Earliest"}],
+        ["rest", "POST", "subscription/s/expireMessages", "$m2"],
+    ],
     "an_ended_topic_opens_again": [
         P, ["rest", "POST", "terminate"], ["rest", "PUT", "unload"], ["backlog", "s"],
     ],
@@ -386,6 +407,20 @@ SCENARIOS: dict[str, list[Step]] = {
         ["begin", 0], ["enlist", 0, "r"], ["ack", 0, ["m0"], {"txn": 0}],
     ],
     "transaction_ends_twice": [P, ["begin", 0], ["end", 0, True], ["end", 0, False]],
+    "aborted_sequences_are_sent_again": [
+        P, ["rest", "POST", "deduplicationEnabled", True], ["wait", 1000], ["begin", 0],
+        ["enlist", 0], ["send", 0, {"txn": 0, "count": 2}], ["end", 0, False],
+        ["rest", "PUT", "unload"], ["producer", 0, {"name": "p"}],
+    ],
+    "aborted_messages_have_no_position": [
+        P, ["begin", 0], ["enlist", 0], ["send", 0, {"txn": 0, "count": 2}], ["end", 0, False],
+        ["send", 0], ["subscribe", 0, "r", {"durable": False, "start": "m1", "permits": 0}],
+        ["last_id", 0],
+    ],
+    "end_of_topic_once_behind_a_marker": [
+        P, ["subscribe", 0, "s", EARLIEST], ["close_consumer", 0], ["begin", 0], ["enlist", 0],
+        ["end", 0, True], ["rest", "POST", "terminate"], ["subscribe", 1, "s", EARLIEST],
+    ],
     "ordinary_message_beside_a_transaction": [
         P, ["subscribe", 0, "s", SHARED], ["begin", 0], ["enlist", 0], ["send", 0, {"txn": 0}],
         ["send", 0],
