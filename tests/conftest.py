@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.register_profile("exploring", derandomize=False, deadline=None)
+NO_TIMING: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+"""A machine that is busy with other things fails no test."""
+settings.register_profile("repeatable", derandomize=True, **NO_TIMING)
+settings.register_profile("exploring", derandomize=False, **NO_TIMING)
 settings.load_profile("exploring" if os.environ.get("MAGNETAR_EXPLORE") else "repeatable")
 
 

@@ -24,6 +24,7 @@ from magnetar.wire import requests
 from tests.support.brokers import (
     CLOCK,
     SETTINGS,
+    STILL,
     TOPIC,
     Node,
     Type,
@@ -69,7 +70,9 @@ class Pair:
 
 @asynccontextmanager
 async def pair(directory: Path, **settings: Any) -> AsyncIterator[Pair]:
-    """Two brokers; TOPIC's bundle is served by the first."""
+    """Two brokers; TOPIC's bundle is served by the first. Nobody balances bundles unless the
+    settings say so: the planner looks every few seconds, and a slow test lasts longer."""
+    settings = {"balance": STILL, **settings}
     store = MemoryStore(CLOCK)
     network = FaultyStore(store, CLOCK, FaultPlan(), owns_inner=False)
     async with (

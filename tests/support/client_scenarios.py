@@ -1,7 +1,9 @@
 """Scenarios of one client and a scripted broker.
 
-Owns: `run`, which runs a scenario over a network in memory; entries and batches to deliver; what the
-client acknowledged and asked to be redelivered. Imports: the client, the scripted broker.
+Owns: `run`, which runs a scenario over a network in memory, in virtual time: however slow the
+machine is, a timer of the client fires only when nothing else is left to do; entries and batches to
+deliver; what the client acknowledged and asked to be redelivered. Imports: the client, the scripted
+broker, virtual time.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from magnetar.client import Client
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry
 from tests.support.memory import MemoryNetwork, ScriptedBroker
+from tests.support.virtual_time import VirtualClock, VirtualLoop, run_virtually
 
 Scenario = Callable[[ScriptedBroker, Client], Awaitable[None]]
 
@@ -21,16 +24,21 @@ Scenario = Callable[[ScriptedBroker, Client], Awaitable[None]]
 def run(scenario: Scenario, **options: Any) -> None:
     """Run a scenario with one broker and a client of it."""
 
+    loop = VirtualLoop()
+
     async def body() -> None:
         network = MemoryNetwork()
         broker = ScriptedBroker(network, "a")
         async with Client(
-            "pulsar://a:6650", network=network, **{"operation_timeout_s": 2, **options}
+            "pulsar://a:6650",
+            network=network,
+            clock=VirtualClock(loop),
+            **{"operation_timeout_s": 2, **options},
         ) as client:
             async with asyncio.timeout(120):
                 await scenario(broker, client)
 
-    asyncio.run(body())
+    run_virtually(body(), loop)
 
 
 def entry(value: bytes, **fields: Any) -> bytes:

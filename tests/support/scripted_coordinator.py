@@ -18,6 +18,7 @@ from magnetar.wire import commands, transactions
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.transactions import Refusal
 from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
+from tests.support.virtual_time import VirtualClock, VirtualLoop, run_virtually
 
 
 class ScriptedCoordinator:
@@ -85,16 +86,21 @@ Scenario = Callable[[ScriptedBroker, ScriptedCoordinator, Client], Awaitable[Non
 
 
 def run(scenario: Scenario, coordinators: int = 1, **options: Any) -> None:
-    """Run a scenario with one broker, which also has the coordinators, and a client of it."""
+    """Run a scenario with one broker, which also has the coordinators, and a client of it, in
+    virtual time."""
+    loop = VirtualLoop()
 
     async def body() -> None:
         network = MemoryNetwork()
         broker = ScriptedBroker(network, "a")
         coordinator = ScriptedCoordinator(broker, coordinators)
         async with Client(
-            "pulsar://a:6650", network=network, **{"operation_timeout_s": 5, **options}
+            "pulsar://a:6650",
+            network=network,
+            clock=VirtualClock(loop),
+            **{"operation_timeout_s": 5, **options},
         ) as client:
             async with asyncio.timeout(120):
                 await scenario(broker, coordinator, client)
 
-    asyncio.run(body())
+    run_virtually(body(), loop)

@@ -43,7 +43,7 @@ def test_a_crowd_of_peers_is_let_in_a_few_in_a_turn(
 
         listener = await AsyncioNetwork().listen(HOST, 0, lambda: _Taken(note))
         peers = [socket.create_connection((HOST, listener.port)) for _ in range(PEERS)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while sum(taken.values()) < PEERS:
                 await asyncio.sleep(0)
                 turn += 1
@@ -75,12 +75,12 @@ async def test_a_process_without_descriptors_accepts_again_once_it_has_some(
 
     monkeypatch.setattr(socket.socket, "accept", refusing)
     with socket.create_connection((HOST, listener.port)):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await came.wait()
     assert refused == 3
     refused = 0
     with socket.create_connection((HOST, listener.port)):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not refused:
                 await asyncio.sleep(0)
         listener.close()

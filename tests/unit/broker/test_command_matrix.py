@@ -31,7 +31,7 @@ from tests.support.secured import peer_of, show
 REQUEST = 1000
 NUMBER = 1
 """Of every producer, consumer and watcher."""
-ANSWER_S = 30.0
+ANSWER_S = 120.0
 BETWEEN = (Type.ACTIVE_CONSUMER_CHANGE, Type.MESSAGE, Type.CLOSE_CONSUMER)
 """What a broker says to consumers besides: that of a SEEK is closed before the answer."""
 Txn = tuple[int, int]

@@ -338,6 +338,7 @@ async def test_the_leader_passes_over_what_it_cannot_deal_with(
 
     async def script(broker: Broker, peer: Peer) -> None:
         leader, parts = broker.leader, list[str]()
+        await until(lambda: leader.leading)
 
         def surprising(name: str) -> Callable[..., Awaitable[Any]]:
             async def part(*_arguments: object) -> Any:

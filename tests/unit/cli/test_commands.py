@@ -15,7 +15,7 @@ from dev.ports import free_port
 from dev.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 
 
 def magnetar(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dev.ports import free_port
 from magnetar.cli.serve import require_free_port
 from magnetar.errors import InvalidRequest
 
@@ -29,11 +30,10 @@ def test_a_taken_port_names_its_owner_and_the_variable() -> None:
 def test_a_free_port_and_any_port_pass() -> None:
     """A port that was just given up (TIME_WAIT or not) is free; 0 asks for whatever is free
     later."""
-    with socket.create_server((HOST, 0)) as listening:
-        port = listening.getsockname()[1]
-        with socket.create_connection((HOST, port)):
-            accepted, _ = listening.accept()
-            accepted.close()
+    port = free_port()  # none that the kernel gives to another connection meanwhile
+    with socket.create_server((HOST, port)) as listening, socket.create_connection((HOST, port)):
+        accepted, _ = listening.accept()
+        accepted.close()
     require_free_port(HOST, port, "BROKER_PORT")
     require_free_port(HOST, 0, "BROKER_PORT")
 

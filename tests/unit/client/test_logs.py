@@ -19,7 +19,7 @@ CONFIGURE
 async def main():
     listening = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    async with client.Client(f"pulsar://127.0.0.1:{port}", operation_timeout_s=0.5) as found:
+    async with client.Client(f"pulsar://127.0.0.1:{port}", operation_timeout_s=2) as found:
         try:
             await found.subscribe("t-partition-0", "s")
         except client.ConnectionLost:

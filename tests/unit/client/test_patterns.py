@@ -18,7 +18,7 @@ from magnetar.names import TopicName
 from tests.support.brokers import running_broker
 
 PREFIX = "persistent://public/default/"
-RECEIVE_S = 20
+RECEIVE_S = 120
 
 
 @asynccontextmanager

@@ -90,7 +90,7 @@ async def test_a_blocked_receiver_is_released_by_either(first: str) -> None:
             inbox.put(Source(), pause, message(pause))
         else:
             inbox.put_watermark("a", pause, FIRST)
-        received = await asyncio.wait_for(receiving, 10)
+        received = await asyncio.wait_for(receiving, 120)
         if isinstance(received, Watermark):
             assert received == Watermark(pause)
         else:

@@ -21,6 +21,7 @@ from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetReco
 from magnetar.names import COORDINATOR_TOPIC
 from tests.support.brokers import CLOCK, HOST, Peer, open_peer, running_broker
 from tests.support.coordinators import running_coordinator
+from tests.support.replaced_files import replace_file
 from tests.support.rest import rest_over
 
 pytestmark = pytest.mark.slow
@@ -109,7 +110,7 @@ async def test_an_address_that_comes_late_reaches_clients_without_a_restart(tmp_
                 "does not have"
             )
             for url in (OUTSIDE, "pulsar://198.51.100.7:6650"):
-                file.write_text(f"external:{url}\n")
+                replace_file(file, f"external:{url}\n")
                 while await lookup(peer) != url:
                     await asyncio.sleep(0.02)
                 item = await store.get(keys.coordinator_claim(0))

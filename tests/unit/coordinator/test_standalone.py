@@ -33,7 +33,7 @@ from magnetar.wire import requests
 from tests.support.brokers import CLOCK, HOST, SETTINGS
 from tests.support.coordinators import TransactionPeer
 
-ANSWER_S = 60.0
+ANSWER_S = 120.0
 
 
 class FillingVolume(PosixVolume):

@@ -23,6 +23,7 @@ from magnetar.security.tokens import make
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.brokers import CLOCK, TOPIC, Peer, Type, command_frame
+from tests.support.replaced_files import replace_file
 from tests.support.secured import DOCUMENT, KEY, authenticator, peer_of, secured_broker, show, token
 
 OTHER = SecretKey(b"o" * 32)
@@ -130,7 +131,7 @@ async def test_who_was_let_in_by_an_earlier_key_connects_anew(tmp_path: Path) ->
     async with secured_broker(tmp_path) as (broker, found), peer_of(broker) as peer:
         assert (await show(peer, token("admin"))).type == Type.CONNECTED
         following = asyncio.create_task(found.source.follow())
-        (tmp_path / "security" / "key").write_bytes(OTHER.secret)
+        replace_file(tmp_path / "security" / "key", OTHER.secret)
         assert await peer.closed_by_broker()
         async with peer_of(broker) as before:
             await _refused(before, await show(before, token("admin")), api.AuthenticationError)
@@ -145,13 +146,14 @@ async def test_a_broken_document_changes_nothing_and_counts_once(tmp_path: Path)
     following = asyncio.create_task(found.source.follow())
     changed = asyncio.Event()
     found.source.listen(changed.set)
-    (tmp_path / "security.yaml").write_text("authentication: [")
+    replace_file(tmp_path / "security.yaml", "authentication: [")
     async with asyncio.timeout(120):
         while not found.source.reloads_failed:
             await asyncio.sleep(0.01)
         assert found.source.current is before
-        (tmp_path / "security.yaml").write_text(
-            DOCUMENT.replace("DIRECTORY", str(tmp_path)).replace("[admin]", "[chief]")
+        replace_file(
+            tmp_path / "security.yaml",
+            DOCUMENT.replace("DIRECTORY", str(tmp_path)).replace("[admin]", "[chief]"),
         )
         await changed.wait()
     assert found.source.current.document.super_user_roles == {"chief"}
@@ -225,11 +227,11 @@ async def test_only_processes_connect_anew_when_their_key_goes(tmp_path: Path) -
         changed = asyncio.Event()
         found.source.listen(changed.set)
         following = asyncio.create_task(found.source.follow())
-        (tmp_path / "security" / "internal").write_bytes(key_lines((b"1" * 32, b"2" * 32)))
-        async with asyncio.timeout(30):
+        replace_file(tmp_path / "security" / "internal", key_lines((b"1" * 32, b"2" * 32)))
+        async with asyncio.timeout(120):
             await changed.wait()
         assert await process.lookup()
-        (tmp_path / "security" / "internal").write_bytes(key_lines((b"2" * 32,)))
+        replace_file(tmp_path / "security" / "internal", key_lines((b"2" * 32,)))
         assert await process.closed_by_broker()
         assert await client.lookup()
         following.cancel()

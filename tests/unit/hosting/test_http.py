@@ -57,7 +57,7 @@ async def listening(
 
 
 async def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await scenario()
 
 
@@ -105,7 +105,7 @@ async def test_requests_of_many_peers_begin_one_in_a_turn_and_probes_at_once() -
         paths = ["/x"] * 10 + ["/ready"] * 3
         asked = [asyncio.ensure_future(application({"path": path}, None, None)) for path in paths]
         asked[5].cancel()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while len(begun.get("/x", ())) < 9:
                 await asyncio.sleep(0)
                 turn += 1

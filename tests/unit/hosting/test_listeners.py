@@ -27,7 +27,17 @@ from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import INTERNAL_LISTENER, IncarnationRecord, ListenerAddress
 from magnetar.names import TopicName
-from tests.support.brokers import CLOCK, HOST, TOPIC, Peer, Type, open_peer, running_broker
+from tests.support.brokers import (
+    CLOCK,
+    HOST,
+    STILL,
+    TOPIC,
+    Peer,
+    Type,
+    open_peer,
+    running_broker,
+)
+from tests.support.replaced_files import replace_file
 from tests.support.rest import rest_over
 
 PATH = "/lookup/v2/topic/persistent/public/default/t"
@@ -134,13 +144,17 @@ async def two_brokers(directory: Path) -> AsyncIterator[tuple[dict[str, Broker],
     try:
         async with (
             running_broker(
-                directory, store=store, listeners=listeners_of(0, ports["broker-0"])
+                directory,
+                store=store,
+                listeners=listeners_of(0, ports["broker-0"]),
+                balance=STILL,
             ) as first,
             running_broker(
                 directory,
                 store=store,
                 name="broker-1",
                 listeners=listeners_of(1, ports["broker-1"]),
+                balance=STILL,
             ) as second,
         ):
             brokers = {"broker-0": first, "broker-1": second}
@@ -290,12 +304,12 @@ async def test_addresses_in_a_file_are_followed_without_a_restart(tmp_path: Path
                 f"{KEPT}"
             )
             for url in ("pulsar://198.51.100.1:6650", "pulsar://198.51.100.2:6650"):
-                file.write_text(f"external:{url}\n")
+                replace_file(file, f"external:{url}\n")
                 await found(peer, url)
                 record = IncarnationRecord.decode((await item(store, broker)).value)
                 assert record.listeners == {"external": ListenerAddress(url)}
                 for nonsense in (b"external: to be announced", b"external:pulsar://\xff:6650"):
-                    file.write_bytes(nonsense)
+                    replace_file(file, nonsense)
                     seen = looks
                     async with asyncio.timeout(WAIT_S):
                         while looks < seen + 2:

@@ -30,6 +30,7 @@ from magnetar.names import COORDINATOR_TOPIC
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.brokers import CLOCK, HOST, TOPIC, Peer, Type, open_peer, running_broker
+from tests.support.replaced_files import replace_file
 from tests.support.secured import DOCUMENT, appoint, authenticator, show, token
 
 LOOPS = [asyncio.run, uvloop.run]
@@ -96,7 +97,7 @@ async def test_a_client_that_trusts_another_authority_is_not_fooled(tmp_path: Pa
     ours, theirs = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
 
     async with tls_broker(tmp_path / "volume", ours.server()) as (broker, _):
-        client = Client(broker.service_url_tls, tls=theirs.context(), operation_timeout_s=1.0)
+        client = Client(broker.service_url_tls, tls=theirs.context(), operation_timeout_s=3.0)
         async with client:
             with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.create_producer(TOPIC)
@@ -122,7 +123,7 @@ async def test_who_has_no_address_with_tls_yet_is_waited_for(tmp_path: Path) -> 
 
     async with (
         tls_broker(tmp_path / "volume", authority.server()) as (broker, _),
-        asyncio.timeout(60),
+        asyncio.timeout(120),
     ):
         claim = CoordinatorClaimRecord(
             "tx-0.0", 1, "tx-0", "pulsar://tx-0:6650", "http://x:8080", 0, "1"
@@ -157,7 +158,7 @@ async def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path)
 
     async with (
         tls_broker(tmp_path / "volume", directory) as (broker, admission),
-        asyncio.timeout(60),
+        asyncio.timeout(120),
     ):
         following = asyncio.create_task(admission.certificates.follow())
         context, port = authority.context(), _port(broker.service_url_tls)
@@ -165,13 +166,13 @@ async def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path)
             producer = await client.create_producer(TOPIC)
             before = await _shown(port, context)
             key = (directory / "tls.key").read_bytes()
-            (directory / "tls.key").write_bytes(
-                authority.client("x").joinpath("tls.key").read_bytes()
+            replace_file(
+                directory / "tls.key", authority.client("x").joinpath("tls.key").read_bytes()
             )
             while not admission.certificates.reloads_failed:
                 await asyncio.sleep(0.01)
             assert await _shown(port, context) == before
-            (directory / "tls.key").write_bytes(key)
+            replace_file(directory / "tls.key", key)
             authority.server()
             while await _shown(port, context) == before:
                 await asyncio.sleep(0.01)
@@ -224,7 +225,7 @@ async def test_unfinished_handshakes_end_in_time_and_the_oldest_makes_room(tmp_p
         assert await _shown(listener.port, authority.context())
         listener.close()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await run()
 
 

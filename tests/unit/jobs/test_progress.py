@@ -116,7 +116,7 @@ async def test_progress_is_published_by_phases_and_removed_at_the_end(
     async with published(store, SystemClock(), "demo", "1", Report(False)) as publisher:
         for wanted in (STARTING, READING, WRITING):
             publisher.progress.enter(wanted)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(120):
                 while await phase() != wanted:
                     await asyncio.sleep(0.01)
     assert await store.get(key) is None

@@ -163,7 +163,7 @@ async def test_a_job_waits_for_what_it_has_rolled(
         monkeypatch.setattr(cluster, "PLAN_ATTEMPTS_MAX", 1 << 30)
         waiting = asyncio.create_task(compact.plan_up_to(store, volume, NAME, rolled))
         await broker.maintenance.round()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             whole = await waiting
         assert whole.horizon == rolled
         assert whole.reaches(rolled)

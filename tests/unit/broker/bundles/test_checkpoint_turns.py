@@ -90,7 +90,7 @@ async def test_what_happens_between_the_turns_is_found_by_a_successor(
         monkeypatch.setattr(bundle, "asyncio", pauses)
         position = owned.context.log.position
         writing = asyncio.create_task(owned.write_checkpoint(position))
-        await asyncio.wait_for(pauses.reached.wait(), 60)
+        await asyncio.wait_for(pauses.reached.wait(), 120)
         await peer.subscribe(1, str(topics[FIRST]), subscription="s", initialPosition=1)
         for number in (FIRST, MIDDLE):
             await peer.send(b"between", 1, number)

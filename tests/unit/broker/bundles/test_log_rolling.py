@@ -113,7 +113,7 @@ async def test_a_file_that_the_log_leaves_by_itself_needs_no_roll(tmp_path: Path
         for sealed in held:
             found.roller.file_sealed(*sealed)
         assert await first == LogPosition(1, FILE_HEADER_BYTES)
-        assert await asyncio.wait_for(second, 60) == LogPosition(2, FILE_HEADER_BYTES)
+        assert await asyncio.wait_for(second, 120) == LogPosition(2, FILE_HEADER_BYTES)
 
 
 async def test_a_small_file_is_left_alone_unless_it_must_not_be(tmp_path: Path) -> None:

@@ -25,6 +25,14 @@ KINDS = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Moves wait until the peers of these tests have answered; how long they do otherwise."""
+    usual = bundle_module.LATE_ACKNOWLEDGEMENTS_S
+    monkeypatch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", 600.0)
+    return usual
+
+
 async def published(peer: Peer) -> list[api.MessageIdData]:
     """Ids of messages that were sent by a producer and delivered to consumer 1 of the same peer."""
     for number in range(MESSAGES):
@@ -57,8 +65,9 @@ async def until_told(peer: Peer) -> None:
 
 
 async def delivered(broker: Broker, kind: int, early: bytes = b"") -> list[int]:
-    """Entry ids that the new owner delivers; `early` is sent right behind SUBSCRIBE."""
-    async with open_peer(broker) as peer:
+    """Entry ids that the new owner delivers before a message that is published now; `early` is
+    sent right behind SUBSCRIBE."""
+    async with open_peer(broker) as peer, open_peer(broker) as other:
         request = peer.next_request()
         peer.write(
             command_frame(
@@ -75,20 +84,18 @@ async def delivered(broker: Broker, kind: int, early: bytes = b"") -> list[int]:
         peer.write(early)
         while (await peer.answer()).type != Type.SUCCESS:
             pass
-        peer.write(requests.flow(1, MESSAGES))
-        found: list[int] = []
-        peer.write(command_frame("ping"))
-        while (answer := await peer.answer()).type != Type.PONG:
-            found += [answer.message.message_id.entryId] if answer.type == Type.MESSAGE else []
-        try:
-            async with asyncio.timeout(0.2):
-                while True:
-                    answer = await peer.answer()
-                    found += (
-                        [answer.message.message_id.entryId] if answer.type == Type.MESSAGE else []
-                    )
-        except TimeoutError:
-            return found
+        await other.produce(producer_name="last")
+        last = await other.send(b"last")
+        peer.write(requests.flow(1, MESSAGES + 1))
+        found: list[tuple[int, int]] = []
+        while last not in found:
+            answer = await peer.answer()
+            if answer.type == Type.MESSAGE:
+                identifier = answer.message.message_id
+                found.append((identifier.ledgerId, identifier.entryId))
+        assert await peer.is_quiet(), "nothing comes twice"
+        assert found[-1] == last
+        return [entry_id for _, entry_id in found[:-1]]
 
 
 async def move(cluster: Pair) -> asyncio.Task[None]:
@@ -138,32 +145,31 @@ async def test_publishing_goes_on_while_consumers_leave(tmp_path: Path) -> None:
     ):
         await peer.subscribe()
         await other.produce()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", 60.0)
-            moving = await move(cluster)
-            await until_told(peer)
-            await other.send(b"in between")
-            peer.write(command_frame("pong"))
-            await moving
+        moving = await move(cluster)
+        await until_told(peer)
+        await other.send(b"in between")
+        peer.write(command_frame("pong"))
+        await moving
         assert await delivered(cluster.second, 0) == [0]
 
 
-async def test_a_peer_that_reads_nothing_holds_no_move_up(tmp_path: Path) -> None:
+async def test_a_peer_that_reads_nothing_holds_no_move_up(
+    tmp_path: Path, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does one that has left."""
 
-    async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as silent:
+    async with pair(tmp_path, **SETTINGS) as cluster:
+        async with open_peer(cluster.first) as leaving:
+            await leaving.subscribe()
+            moving = await move(cluster)
+            await until_told(leaving)
+        async with asyncio.timeout(120):
+            await moving
+    monkeypatch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", patience)
+    async with pair(tmp_path / "again", **SETTINGS) as cluster, open_peer(cluster.first) as silent:
         await silent.subscribe()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await (await move(cluster))
-    async with pair(tmp_path / "again", **SETTINGS) as cluster:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", 3600.0)
-            async with open_peer(cluster.first) as leaving:
-                await leaving.subscribe()
-                moving = await move(cluster)
-                await until_told(leaving)
-            async with asyncio.timeout(60):
-                await moving
 
 
 @KINDS

@@ -413,8 +413,13 @@ async def test_splits_meet_one_another_and_moves(tmp_path: Path) -> None:
         with pytest.raises(NotOwner):
             await second.ownership.split(child, range_equally_divide(child))
         moving = asyncio.create_task(first.ownership.move(str(child), second.incarnation, "test"))
+        served = first.views.bundles.items[str(child)].record
         await until(
-            lambda: first.views.bundles.items[str(child)].record.state is not BundleState.OWNED
+            lambda: (
+                (seen := first.views.bundles.items[str(child)].record).state
+                is not BundleState.OWNED
+                or seen.incarnation != served.incarnation
+            )
         )
         with pytest.raises((ServiceNotReady, NotOwner)):
             await first.ownership.split(child, range_equally_divide(child))
@@ -431,7 +436,7 @@ async def test_a_split_that_its_owner_did_not_finish_is_undone_by_the_next(tmp_p
     """RELEASE is in its log, the transaction is not in the store: the parent is recovered whole."""
 
     async with (
-        pair(tmp_path, lease_ttl_s=1.0) as cluster,
+        pair(tmp_path) as cluster,
         attached(cluster.first, TOPIC) as peer,
     ):
         bundle, inner, stuck = await cluster.bundle(), cluster.network.transact, asyncio.Event()

@@ -192,7 +192,7 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiti
             mock.patch.object(cursor_writing, "DIRTY_RETRY_S", 0.01),
         ):
             peer.write(requests.ack(1, [identifier]) + requests.ack(2, [identifier]))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await written.wait()
             assert refused == []
             following = await publish(peer, sequence_id=1)

@@ -164,7 +164,7 @@ async def test_exclusive_access_of_a_dead_connection_is_free(
             assert await waiting.closed_by_broker()
             await other.send(b"mine")
 
-    await play(tmp_path, script, liveness_check_s=1.0)
+    await play(tmp_path, script, liveness_check_s=2.0)
 
 
 async def test_dead_connections_keep_nobody_from_exclusive_access(

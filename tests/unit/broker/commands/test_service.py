@@ -371,6 +371,7 @@ async def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> Non
     it, and refused in the end."""
 
     async def script(broker: Broker, peer: Peer) -> None:
+        assert not broker.context.live.follow({"park_timeout_s": 0.2})
         # this broker believes that nobody serves: nothing can be assigned
         broker.views.incarnations.items.clear()
         peer.write(
@@ -386,7 +387,7 @@ async def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> Non
             "C++ closes the connection on code 6 with other words"
         )
 
-    await play(tmp_path, script, park_timeout_s=0.2)
+    await play(tmp_path, script)
 
 
 async def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(

@@ -22,7 +22,7 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.topics.topic_list import topics_hash
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
-from tests.support.brokers import Peer, Type, connected_peer, open_peer, running_broker
+from tests.support.brokers import STILL, Peer, Type, connected_peer, open_peer, running_broker
 from tests.support.rest import rest_over
 
 PUBLIC = "public/default"
@@ -67,8 +67,8 @@ async def create(
 async def two_brokers(directory: Path) -> AsyncIterator[tuple[Broker, Broker, MemoryStore]]:
     store = MemoryStore(SystemClock())
     async with (
-        running_broker(directory, store=store, name="a") as one,
-        running_broker(directory, store=store, name="b") as two,
+        running_broker(directory, store=store, name="a", balance=STILL) as one,
+        running_broker(directory, store=store, name="b", balance=STILL) as two,
     ):
         yield one, two, store
     await store.close()

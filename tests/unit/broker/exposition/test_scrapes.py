@@ -127,7 +127,7 @@ async def publish_and_take(peer: Peer) -> None:
 
 async def settled(rest: Rest, metric: str, wanted: float) -> None:
     """Wait until the sum over all series of a metric is that."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while sum((await scraped(rest, metric, "namespace", "topic")).values()) != wanted:
             await asyncio.sleep(0.01)
 

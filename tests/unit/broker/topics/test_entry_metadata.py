@@ -34,7 +34,7 @@ from tests.support.rest import TOPICS, broker_with_rest
 from tests.support.transacting import ended, send_in
 
 ON = {"broker_entry_index": 1, "broker_entry_timestamp": 1, "broker_entry_metadata_to_clients": 1}
-RECEIVE_S = 10
+RECEIVE_S = 120
 
 
 async def publish(broker: Broker, singles: int, batches: int, size: int = 10) -> None:

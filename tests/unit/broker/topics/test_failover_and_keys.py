@@ -236,7 +236,7 @@ async def test_a_dead_exclusive_consumer_makes_room(tmp_path: Path) -> None:
             assert (await other.subscribe()).type == Type.SUCCESS
             assert await peer.closed_by_broker()
 
-    await play(tmp_path, script, liveness_check_s=0.2)
+    await play(tmp_path, script, liveness_check_s=2.0)
 
 
 async def test_dead_sticky_ranges_are_free(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.topics.dispatch.base import SubscriptionType
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
-from tests.support.brokers import Peer, Type, connected_peer, entry, open_peer, running_broker
+from tests.support.brokers import (
+    STILL,
+    Peer,
+    Type,
+    connected_peer,
+    entry,
+    open_peer,
+    running_broker,
+)
 from tests.support.rest import rest_over
 
 TOPIC = "non-persistent://public/default/n"
@@ -231,8 +239,8 @@ async def test_a_move_sends_clients_to_the_new_owner_and_its_list_shows_the_topi
 
     store = MemoryStore(SystemClock())
     async with (
-        running_broker(tmp_path, store=store, name="a") as one,
-        running_broker(tmp_path, store=store, name="b") as two,
+        running_broker(tmp_path, store=store, name="a", balance=STILL) as one,
+        running_broker(tmp_path, store=store, name="b", balance=STILL) as two,
     ):
         async with open_peer(one) as first:
             url = await first.lookup(TOPIC)

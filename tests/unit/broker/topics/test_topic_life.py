@@ -255,7 +255,7 @@ def test_a_topic_that_nobody_uses_is_deleted(tmp_path: Path, mode: str) -> None:
             await until(lambda: topic.unused_since_ms is not None)
             assert TOPIC in life.topics(), "retention keeps it"
             await life.rest("DELETE", f"{NAMESPACE}/retention")
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while await life.rest.get(TOPICS):
                     await asyncio.sleep(0.005)
             await until(lambda: not life.topics())

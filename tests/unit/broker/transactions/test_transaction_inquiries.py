@@ -98,7 +98,7 @@ async def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_ther
         buffer = host.transactions.buffer
 
         async def until_ended(txn: TxnId) -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while buffer.is_open(txn):
                     await asyncio.sleep(0.06)
                     await inquiries.look()
@@ -143,7 +143,7 @@ async def test_subscriptions_ask_as_well(tmp_path: Path) -> None:
         pending, inquiries = await pending_of(broker), broker.maintenance.inquiries
         await inquiries.look()
         assert [*pending.open_transactions()] == [unknown, txn], "not yet"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while pending.is_open(unknown):
                 await asyncio.sleep(0.06)
                 await inquiries.look()
@@ -158,7 +158,7 @@ async def until_closed(broker: Broker, *txns: TxnId) -> None:
     """Ask until none of them is open on the topic or its subscription, durably."""
     used = (await host_of(broker)).transactions
     assert used is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while any(
             used.buffer.is_open(txn) or any(part.is_open(txn) for part in used.pending.values())
             for txn in txns

@@ -434,7 +434,7 @@ def test_a_move_takes_what_is_held_along(tmp_path: Path) -> None:
                 assert await ack_in(peer, B, ids[1]) == DONE
                 assert await end(broker, B, commit=True) == DONE
         finally:
-            await asyncio.wait_for(broker.stop(), 60)
+            await asyncio.wait_for(broker.stop(), 120)
         async with lives.life() as (broker, peer):
             host = await subscription_of(broker)
             assert list((await pending_of(broker)).open_transactions()) == [A]

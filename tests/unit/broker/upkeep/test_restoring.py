@@ -56,7 +56,7 @@ async def storage_with_messages(
 
 async def until_sealed(directory: Path, count: int) -> None:
     """Until so many log files are finished."""
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(120):
         while len([*directory.rglob("*.sealed")]) < count:
             await asyncio.sleep(0.01)
 

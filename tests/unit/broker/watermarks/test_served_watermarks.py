@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.incarnation import Broker
+from magnetar.clock import SystemClock
 from magnetar.names import TopicName
 from magnetar.wire import requests
 from tests.support.asserting import (
@@ -19,7 +20,7 @@ from tests.support.asserting import (
     watermark,
 )
 from tests.support.broker_pair import LOADED, pair
-from tests.support.brokers import TOPIC, Peer, Type, open_peer
+from tests.support.brokers import CLOCK, TOPIC, Peer, Type, open_peer
 from tests.support.deliveries import EXCLUSIVE, SHARED, play, seek
 from tests.support.owner_changes import WAYS, change_owner
 
@@ -183,18 +184,21 @@ async def test_a_new_owner_has_the_same_watermark(tmp_path: Path, how: str) -> N
             await settles(peer, 40)
 
 
-def test_a_silent_producer_becomes_idle(tmp_path: Path) -> None:
+def test_a_silent_producer_becomes_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not hold the others back; its next assertion counts again."""
+    machine, passed_s = SystemClock(), 0.0
+    monkeypatch.setattr(CLOCK, "monotonic", lambda: machine.monotonic() + passed_s)
 
     async def script(broker: Broker, peer: Peer) -> None:
-        await enable(broker, {"watermarks": {"enabled": True, "idleTimeout": 1}})
+        nonlocal passed_s
+        await enable(broker, {"watermarks": {"enabled": True, "idleTimeout": 4}})
         await peer.produce(1, producer_name="p")
         await peer.produce(2, producer_name="q")
         await peer.subscribe(watermarks=True)
         await holds(peer, 10)
         await holds(peer, 20, producer_id=2)
         await settles(peer, 10)
-        event_ms = 20
+        event_ms, passed_s = 20, 4.0
         while await last_watermark(peer) == 10:
             event_ms += 1
             await holds(peer, event_ms, producer_id=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import os
 import shutil
 import subprocess
@@ -205,7 +204,7 @@ class Disk:
         def append(file: JournalFile, changes: list[Change], give_up: threading.Event) -> None:
             self.groups.append(len(changes))
             self.reached.set()
-            assert self.allow.wait(5)
+            assert self.allow.wait(120)
             if self.error:
                 raise self.error
             original(file, changes, give_up)
@@ -226,7 +225,7 @@ async def test_nothing_is_shown_or_acknowledged_before_it_is_durable(
             asyncio.create_task(store.range("")),
             asyncio.create_task(store.delete("missing")),
         ]
-        await asyncio.to_thread(disk.reached.wait, 5)
+        assert await asyncio.to_thread(disk.reached.wait, 120)
         done, _ = await asyncio.wait([watching, putting, reading, *others], timeout=0.02)
         assert not done, "even a read of what may be lost again must wait"
         disk.allow.set()
@@ -246,7 +245,7 @@ async def test_changes_made_during_a_flush_share_the_next_one(
 
     async def scenario(store: EmbeddedStore) -> None:
         first = asyncio.create_task(store.put("first", b""))
-        await asyncio.to_thread(disk.reached.wait, 5)
+        assert await asyncio.to_thread(disk.reached.wait, 120)
         others = [asyncio.create_task(store.put(f"k{number}", b"")) for number in range(40)]
         await asyncio.sleep(0)
         disk.allow.set()
@@ -283,20 +282,21 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
     """Half a frame, then no space, then some: the change is acknowledged once, and there after a
     restart."""
     monkeypatch.setattr(journal, "FULL_RETRY_S", 0.01)
-    write, refusals = os.pwrite, itertools.count()
+    write, refused = os.pwrite, list[int]()
     room = threading.Event()
 
     def full(descriptor: int, data: bytes, offset: int) -> int:
         if room.is_set():
             return write(descriptor, data, offset)
-        if next(refusals) == 0:
+        refused.append(len(data))
+        if len(refused) == 1:
             return write(descriptor, data[: len(data) // 2], offset)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def scenario(store: EmbeddedStore) -> None:
         monkeypatch.setattr(os, "pwrite", full)
         putting = asyncio.create_task(store.put("k", b"v"))
-        while next(refusals) < 5:
+        while len(refused) < 5:
             await asyncio.sleep(0.01)
         assert not putting.done()
         room.set()

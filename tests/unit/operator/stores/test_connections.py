@@ -256,7 +256,7 @@ async def test_whoever_loses_a_record_by_our_write_is_told(watch_first: bool) ->
         backend, SystemClock(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
     )
     younger, older = (NamespaceRecord((0, 1 << 32), {}, owner) for owner in ("t/young", "t/old"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         backend.answers.set()
         await backend.put(KEY, younger.encode())
         known = await store.record(KEY)

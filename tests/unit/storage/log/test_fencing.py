@@ -249,7 +249,7 @@ def test_a_file_that_was_begun_and_is_gone_is_known_by_the_seal_before_it(tmp_pa
         await writer.open()
         append_numbered(writer, 0, {})
         await writer.roll("test")
-        await asyncio.wait_for(sealed.wait(), 30)
+        await asyncio.wait_for(sealed.wait(), 120)
         append_numbered(writer, 1, {})
         await writer.barrier()
         found = await fence(volume, INCARNATION)

@@ -130,12 +130,12 @@ def test_what_waits_is_written_by_a_planned_stop() -> None:
     assert len(kept.samples()) == 1
 
     async def never(_name: str, _data: bytes) -> bool:
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
         return True
 
     kept.report(60)
     kept.shelf.put_if_absent = never  # type: ignore[method-assign]
-    asyncio.run(asyncio.wait_for(kept.history.save_last(), 10))
+    asyncio.run(asyncio.wait_for(kept.history.save_last(), 120))
 
 
 def test_zero_keeps_no_history() -> None:
