@@ -14,6 +14,7 @@ from magnetar.balance.load import LoadReport
 from magnetar.broker.exposition.reading import WORK_PER_TURN_MAX, Scraped
 from magnetar.broker.exposition.scrapes import SHEETS_MAX, Scrapes
 from magnetar.broker.exposition.sheet import ABSENT, PIECE_LINES_MAX, Family, Sheet, labels_of
+from magnetar.hosting import rates
 from magnetar.names import TopicName
 from magnetar.wire import requests
 from tests.support.asserting import enable, holds, settles
@@ -25,6 +26,12 @@ LAG = "magnetar_subscription_watermark_lag_seconds"
 Samples = dict[tuple[str, ...], float]
 NAME = str(TopicName.parse(TOPIC))
 OTHER = "persistent://public/default/other"
+
+
+@pytest.fixture(autouse=True)
+def _rates_since_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes, what was done in it is part of its rates."""
+    monkeypatch.setattr(rates, "RATE_INTERVAL_S", 3600.0)
 
 
 async def families(rest: Rest) -> list[Metric]:
