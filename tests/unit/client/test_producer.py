@@ -22,20 +22,29 @@ from magnetar.wire import commands
 from magnetar.wire.commands import DUPLICATE
 from magnetar.wire.entries import decode_batch, parse_entry
 from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
+from tests.support.virtual_time import VirtualClock, VirtualLoop, run_virtually
 
 Scenario = Callable[[MemoryNetwork, ScriptedBroker, Client], Awaitable[None]]
 
 
-async def run(scenario: Scenario, **options: Any) -> None:
-    """Run a scenario with one broker `a` and a client of it."""
+def run(scenario: Scenario, **options: Any) -> None:
+    """Run a scenario with one broker `a` and a client of it, in virtual time."""
+    loop = VirtualLoop()
 
-    network = MemoryNetwork()
-    broker = ScriptedBroker(network, "a")
-    async with Client(
-        "pulsar://a:6650", network=network, operation_timeout_s=2, **options
-    ) as client:
-        async with asyncio.timeout(120):
-            await scenario(network, broker, client)
+    async def body() -> None:
+        network = MemoryNetwork()
+        broker = ScriptedBroker(network, "a")
+        async with Client(
+            "pulsar://a:6650",
+            network=network,
+            clock=VirtualClock(loop),
+            operation_timeout_s=2,
+            **options,
+        ) as client:
+            async with asyncio.timeout(120):
+                await scenario(network, broker, client)
+
+    run_virtually(body(), loop)
 
 
 def hold_sends(broker: ScriptedBroker) -> list[int]:
@@ -49,7 +58,7 @@ def hold_sends(broker: ScriptedBroker) -> list[int]:
     return held
 
 
-async def test_an_option_that_no_message_has_is_refused() -> None:
+def test_an_option_that_no_message_has_is_refused() -> None:
     """A misspelt option raises TypeError instead of being dropped silently."""
 
     async def scenario(_: MemoryNetwork, _broker: ScriptedBroker, client: Client) -> None:
@@ -60,10 +69,10 @@ async def test_an_option_that_no_message_has_is_refused() -> None:
         with pytest.raises(TypeError, match="sequence"):
             producer.send_nowait(b"x", **misspelt)
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_message_is_sent_and_its_receipt_gives_the_id() -> None:
+def test_a_message_is_sent_and_its_receipt_gives_the_id() -> None:
     """Key, properties, times and sequence ids arrive; the id is the broker's."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -86,10 +95,10 @@ async def test_a_message_is_sent_and_its_receipt_gives_the_id() -> None:
         )
         assert entry.metadata.properties[0].key == "a"
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_the_queue_is_sent_again_in_order_after_a_reconnect() -> None:
+def test_the_queue_is_sent_again_in_order_after_a_reconnect() -> None:
     """The connection breaks with five messages in flight; their bytes come again, once each, in
     order, before a sixth."""
 
@@ -108,10 +117,10 @@ async def test_the_queue_is_sent_again_in_order_after_a_reconnect() -> None:
         first, again = broker.of("producer")
         assert (again.producer_name, again.epoch) == ("made-up", first.epoch + 1)
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_persistence_error_reconnects_and_sends_again() -> None:
+def test_a_persistence_error_reconnects_and_sends_again() -> None:
     """SEND_ERROR PersistenceError means try again; nothing fails and order holds."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -127,10 +136,10 @@ async def test_a_persistence_error_reconnects_and_sends_again() -> None:
         await asyncio.gather(producer.send_nowait(b"a"), producer.send_nowait(b"b"))
         assert [sequence for sequence, _ in broker.stored][-2:] == [0, 1]
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_final_refusal_fails_its_message_only() -> None:
+def test_a_final_refusal_fails_its_message_only() -> None:
     """SEND_ERROR NotAllowed is the answer to that message; the next one goes through."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -143,10 +152,10 @@ async def test_a_final_refusal_fails_its_message_only() -> None:
         del broker.script["send"]
         assert await producer.send(b"b")
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_move_with_an_assigned_url_is_followed_without_a_lookup() -> None:
+def test_a_move_with_an_assigned_url_is_followed_without_a_lookup() -> None:
     """PIP-307: CLOSE_PRODUCER names broker b; the queue arrives there."""
 
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -161,10 +170,10 @@ async def test_a_move_with_an_assigned_url_is_followed_without_a_lookup() -> Non
         assert len(broker.of("lookup")) == 1
         assert other.of("lookup") == []
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_close_without_url_looks_the_topic_up_again() -> None:
+def test_a_close_without_url_looks_the_topic_up_again() -> None:
     """Also when the successor that was named does not answer."""
 
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -179,10 +188,10 @@ async def test_a_close_without_url_looks_the_topic_up_again() -> None:
         assert len(broker.of("lookup")) == 2
         assert len(other.stored) == 1
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_lookups_follow_redirects_and_pass_authoritative_on() -> None:
+def test_lookups_follow_redirects_and_pass_authoritative_on() -> None:
     """a redirects to b, b to c; c serves."""
 
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -201,10 +210,10 @@ async def test_lookups_follow_redirects_and_pass_authoritative_on() -> None:
         assert c.of("lookup")[0].authoritative is False
         assert len(c.stored) == 1
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_endless_redirects_end_with_an_error() -> None:
+def test_endless_redirects_end_with_an_error() -> None:
     """A broker that redirects to itself is asked at most 21 times per attempt."""
 
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -216,10 +225,10 @@ async def test_endless_redirects_end_with_an_error() -> None:
             await client._session.pool.locate("persistent://public/default/t")
         assert len(broker.of("lookup")) == 21
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_proxied_broker_is_reached_through_the_service_url() -> None:
+def test_a_proxied_broker_is_reached_through_the_service_url() -> None:
     """proxy_through_service_url: connect to the service address, naming the broker in CONNECT."""
 
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -233,10 +242,10 @@ async def test_a_proxied_broker_is_reached_through_the_service_url() -> None:
             "inner:6650",
         ]
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_refused_producer_raises_the_typed_error_at_once() -> None:
+def test_a_refused_producer_raises_the_typed_error_at_once() -> None:
     """TopicNotFound is final; ServiceNotReady is tried again."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -255,10 +264,10 @@ async def test_a_refused_producer_raises_the_typed_error_at_once() -> None:
         await client.create_producer("t")
         assert len(broker.of("producer")) == 3
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_batches_hold_what_was_sent_together_and_ids_name_the_place_inside() -> None:
+def test_batches_hold_what_was_sent_together_and_ids_name_the_place_inside() -> None:
     """Three messages share an entry; a lone one is sent unbatched."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -283,10 +292,10 @@ async def test_batches_hold_what_was_sent_together_and_ids_name_the_place_inside
         assert await receipts[3] == MessageId(7, 1)
         assert not parse_entry(broker.stored[1][1]).batched
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_linger_sends_an_open_batch() -> None:
+def test_linger_sends_an_open_batch() -> None:
     """Without reaching a limit."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -294,10 +303,10 @@ async def test_linger_sends_an_open_batch() -> None:
         await asyncio.gather(*(producer.send(b"x") for _ in range(4)))
         assert [send.num_messages for send in broker.of("send")] == [4]
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_partitions_by_key_as_java_chooses_and_in_turn_without() -> None:
+def test_partitions_by_key_as_java_chooses_and_in_turn_without() -> None:
     """hash("key") = 106079 in Java, so partition 3 of 4; keyless messages visit every partition."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -312,10 +321,10 @@ async def test_partitions_by_key_as_java_chooses_and_in_turn_without() -> None:
         ids = [await producer.send(b"x") for _ in range(4)]
         assert {message_id.partition for message_id in ids} == {0, 1, 2, 3}
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_pending_messages_are_limited_and_waiting_senders_keep_their_order() -> None:
+def test_pending_messages_are_limited_and_waiting_senders_keep_their_order() -> None:
     """send_nowait refuses, send waits; first come, first served."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -338,10 +347,10 @@ async def test_pending_messages_are_limited_and_waiting_senders_keep_their_order
             b"5",
         ]
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_send_without_receipt_times_out_and_a_late_receipt_harms_nothing() -> None:
+def test_a_send_without_receipt_times_out_and_a_late_receipt_harms_nothing() -> None:
     """The outcome is unknown, and the next message still gets its own receipt."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -353,10 +362,10 @@ async def test_a_send_without_receipt_times_out_and_a_late_receipt_harms_nothing
         broker.sessions[-1].write(commands.send_receipt(0, 0, commands.Position(7, 99)))
         assert (await producer.send(b"b")).entry == 0
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_receipt_from_the_future_makes_the_client_reconnect() -> None:
+def test_a_receipt_from_the_future_makes_the_client_reconnect() -> None:
     """A gap in receipts would mean a lost message."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -370,10 +379,10 @@ async def test_a_receipt_from_the_future_makes_the_client_reconnect() -> None:
         assert [sequence for sequence, _ in broker.stored] == [0, 1]
         assert len(broker.of("producer")) == 2
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_sequence_ids_go_on_where_the_broker_remembers_and_duplicates_are_successes() -> None:
+def test_sequence_ids_go_on_where_the_broker_remembers_and_duplicates_are_successes() -> None:
     """PRODUCER_SUCCESS.last_sequence_id, and ids of (-1, -1)."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -388,10 +397,10 @@ async def test_sequence_ids_go_on_where_the_broker_remembers_and_duplicates_are_
         )
         assert await producer.send(b"x", sequence_id=7) == MessageId(-1, -1)
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_too_large_messages_fail_here() -> None:
+def test_too_large_messages_fail_here() -> None:
     """The limit is the broker's, from CONNECTED."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -401,10 +410,10 @@ async def test_too_large_messages_fail_here() -> None:
         await producer.send(b"x" * 99_000)
         assert len(broker.of("send")) == 1
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_close_waits_for_receipts_then_leaves_and_later_use_is_refused() -> None:
+def test_close_waits_for_receipts_then_leaves_and_later_use_is_refused() -> None:
     """CLOSE_PRODUCER comes after the last SEND."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -417,10 +426,10 @@ async def test_close_waits_for_receipts_then_leaves_and_later_use_is_refused() -
             producer.send_nowait(b"y")
         await producer.close()
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_deliver_after_is_a_moment_of_the_clients_clock() -> None:
+def test_deliver_after_is_a_moment_of_the_clients_clock() -> None:
     """Both ways at once, and what is no time to wait, are refused."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
@@ -439,10 +448,10 @@ async def test_deliver_after_is_a_moment_of_the_clients_clock() -> None:
             with pytest.raises(InvalidRequest, match="deliver_after"):
                 await producer.send(b"x", **options)
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_cancelled_send_that_waits_for_room_sends_nothing() -> None:
+def test_a_cancelled_send_that_waits_for_room_sends_nothing() -> None:
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
         held = hold_sends(broker)
         producer = await client.create_producer("t", pending_max=1, send_timeout_s=None)
@@ -457,10 +466,10 @@ async def test_a_cancelled_send_that_waits_for_room_sends_nothing() -> None:
         assert producer.last_sequence_id == 0
         first.cancel()
 
-    await run(scenario)
+    run(scenario)
 
 
-async def test_a_cancelled_send_that_was_queued_is_sent_all_the_same() -> None:
+def test_a_cancelled_send_that_was_queued_is_sent_all_the_same() -> None:
     """Its receipt disturbs nobody, and later messages get theirs."""
 
     async def scenario(_: MemoryNetwork, _broker: ScriptedBroker, client: Client) -> None:
@@ -475,4 +484,4 @@ async def test_a_cancelled_send_that_was_queued_is_sent_all_the_same() -> None:
         assert (await producer.send(b"c")).entry == 1
         assert producer.last_sequence_id == 2
 
-    await run(scenario)
+    run(scenario)

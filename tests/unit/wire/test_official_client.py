@@ -37,13 +37,16 @@ class RecordingBroker(ScriptedBroker):
 def talk(url: str) -> list[bytes]:
     """Publish single, keyed and batched messages, then read them back."""
     client = pulsar.Client(
-        url, operation_timeout_seconds=10, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        url, operation_timeout_seconds=120, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     )
     try:
         producer = client.create_producer("t", batching_enabled=False)
         producer.send(b"single", properties={"a": "b"}, partition_key="k", event_timestamp=12)
         batching = client.create_producer(
-            "t", batching_enabled=True, compression_type=pulsar.CompressionType.ZLib
+            "t",
+            batching_enabled=True,
+            batching_max_publish_delay_ms=600_000,  # none of the batch leaves before `flush`
+            compression_type=pulsar.CompressionType.ZLib,
         )
         for index in range(3):
             batching.send_async(b"batched %d" % index, lambda *_: None)
@@ -51,7 +54,7 @@ def talk(url: str) -> list[bytes]:
         consumer = client.subscribe("t", "s", initial_position=pulsar.InitialPosition.Earliest)
         received = []
         for _ in range(4):
-            message = consumer.receive(timeout_millis=5000)
+            message = consumer.receive(timeout_millis=120_000)
             consumer.acknowledge(message)
             received.append(message.data())
         return received
