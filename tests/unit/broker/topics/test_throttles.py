@@ -160,7 +160,7 @@ async def test_a_resource_group_is_shared_by_all_topics_of_its_namespaces(
         sending = asyncio.create_task(publish(peer, 2, 1001))
         await asyncio.sleep(0.2)
         assert not sending.done()
-        await rest("PUT", "/admin/v2/resourcegroups/g", {"publishRateInMsgs": -1})
+        await rest("PUT", "/admin/v2/resourcegroups/g", {"publishRateInBytes": -1})
         await asyncio.wait_for(sending, 120)
 
 
