@@ -30,7 +30,7 @@ def test_a_taken_port_names_its_owner_and_the_variable() -> None:
 def test_a_free_port_and_any_port_pass() -> None:
     """A port that was just given up (TIME_WAIT or not) is free; 0 asks for whatever is free
     later."""
-    port = free_port()  # none that the kernel gives to another connection meanwhile
+    port = free_port()  # none that the kernel gives to an outgoing connection
     with socket.create_server((HOST, port)) as listening, socket.create_connection((HOST, port)):
         accepted, _ = listening.accept()
         accepted.close()
