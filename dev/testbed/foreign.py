@@ -27,7 +27,7 @@ from dev.testbed.foreign_messages import Id, Received, StreamAnswer
 from magnetar.transactions.ids import TxnId
 
 ANSWER_S = 240.0
-MOVED_S_MAX, RETRY_S = 30.0, 0.05
+MOVED_S_MAX, RETRY_S = 120.0, 0.05
 RECEIVE_S = 120.0
 QUIET_S = 0.4
 """How long nothing must come to be taken for nothing."""
@@ -170,11 +170,13 @@ class Client(_Remote):
 
     def producer_of(self, answer: Future[Any]) -> Producer:
         """The producer that `begin_producer` asked for, once there."""
-        made = answer.result(ANSWER_S)
-        return Producer(self.driver, made["handle"], made)
+        return self._producer(answer.result(ANSWER_S))
 
     def producer(self, topic: str, **options: Any) -> Producer:
-        return self.producer_of(self.begin_producer(topic, **options))
+        return self._producer(self._made("producer", topic=topic, **options))
+
+    def _producer(self, made: dict[str, Any]) -> Producer:
+        return Producer(self.driver, made["handle"], made)
 
     def consumer(self, topic: str | None, subscription: str, **options: Any) -> Consumer:
         """Subscribe to `topic`, or to what the options say (topics, pattern)."""

@@ -24,7 +24,8 @@ import pulsar
 from dev.testbed.cluster import Cluster
 
 TICK_S = 0.02
-DRAINED_S = 60.0
+DRAINED_S = 120.0
+PATIENCE_S = 120
 PAYLOAD = 100
 RECEIVED = re.compile(r"^magnetar_messages_in_total (\S+)$", re.MULTILINE)
 
@@ -65,7 +66,9 @@ class SkewedLoad:
 
     def __init__(self, service_url: str, topics: Sequence[str], rate: float) -> None:
         quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        self._client = pulsar.Client(service_url, logger=quiet)
+        self._client = pulsar.Client(
+            service_url, operation_timeout_seconds=PATIENCE_S, logger=quiet
+        )
         self.topics = {topic: Seen() for topic in topics}
         self._rates = [rate * share for share in zipf_shares(len(topics))]
         self.failures: dict[str, int] = defaultdict(int)
@@ -80,7 +83,10 @@ class SkewedLoad:
             for topic, seen in self.topics.items()
         ]
         self._producers = [
-            self._client.create_producer(topic, batching_enabled=False) for topic in topics
+            self._client.create_producer(
+                topic, batching_enabled=False, send_timeout_millis=PATIENCE_S * 1000
+            )
+            for topic in topics
         ]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="skewed load")

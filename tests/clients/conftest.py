@@ -18,6 +18,7 @@ from dev.server_process import ServerProcess
 from dev.testbed.cluster import Cluster
 from dev.testbed.foreign import Client, Driver
 from dev.testbed.rest import Admin
+from tests.clients.coordinators import ENDS_ARE_CARRIED_OUT
 from tests.clients.places import KINDS, NAMES, REFERENCE_DIFFERS, Place
 
 QUICK_SETTINGS = {
@@ -25,6 +26,7 @@ QUICK_SETTINGS = {
     "MAGNETAR_EXPIRY_CHECK_S": "0.2",
     "MAGNETAR_BACKLOG_QUOTA_CHECK_S": "0.2",
     "MAGNETAR_TOPIC_CHECK_S": "0.1",
+    **ENDS_ARE_CARRIED_OUT,
 }
 """Periodic work of the shared server, often enough for tests to wait for."""
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)

@@ -30,6 +30,10 @@ Type = api.BaseCommand.Type
 ANSWER_S = 60.0
 CHANGE_S = 120.0
 PARKED_S = "2"
+ENDS_ARE_CARRIED_OUT = {"MAGNETAR_TRANSACTION_END_PATIENCE_S": "25"}
+"""As delivered, a commit or an abort is answered after half a second though topics may not have
+carried it out yet. Tests that look at these right behind the answer have it wait for them, however
+slow the machine: nearly as long as the official clients wait for an answer (30 s)."""
 
 
 async def outcomes_survive(service_url: str, lose: Callable[[], None]) -> None:

@@ -19,9 +19,9 @@ from dev.server_process import ServerProcess
 from dev.testbed.cluster import MOVED, UNAVAILABLE, request, wait_for
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.clients.coordinators import CHANGE_S, Stage, Type, Wire
+from tests.clients.coordinators import CHANGE_S, ENDS_ARE_CARRIED_OUT, Stage, Type, Wire
 
-SETTINGS = {"MAGNETAR_FAILOVER_DELAY_MS": "200"}
+SETTINGS = {"MAGNETAR_FAILOVER_DELAY_MS": "200", **ENDS_ARE_CARRIED_OUT}
 PEER_READY_S = 120.0
 COMMIT, ABORT = 0, 1
 NAMES = ["standalone", "cluster", *(["apache"] if os.environ.get("PEER") == "1" else [])]

@@ -17,7 +17,7 @@ from dev.server_process import ServerProcess
 from tests.clients.conftest import QUIET
 
 pytestmark = pytest.mark.slow
-RECEIVE_MS = 60_000
+RECEIVE_MS = 120_000
 QUICK = {
     "MAGNETAR_TOPIC_CHECK_S": "0.1",
     "MAGNETAR_RETENTION_CHECK_S": "0.1",
@@ -26,7 +26,7 @@ QUICK = {
 NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPIC = "persistent://public/default/prices"
 PATH = "/admin/v2/persistent/public/default/prices"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture

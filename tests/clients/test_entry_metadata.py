@@ -20,7 +20,7 @@ ON = {
     "MAGNETAR_BROKER_ENTRY_TIMESTAMP": "1",
     "MAGNETAR_BROKER_ENTRY_METADATA_TO_CLIENTS": "1",
 }
-RECEIVE_MS = 60_000
+RECEIVE_MS = 120_000
 
 
 @pytest.fixture(scope="module")

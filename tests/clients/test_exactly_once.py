@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(1800)]
 NAMESPACE = "public/exactly-once"
 KILLS = int(os.environ.get("MAGNETAR_TRANSACTION_KILLS", "3"))
 COMMITTED_BETWEEN = 15
-SETTLE_S = 60.0
+SETTLE_S = 240.0
 EXAMPLE = Path(__file__).parents[2] / "examples" / "exactly_once.py"
 
 

@@ -128,7 +128,7 @@ def test_acknowledged_indexes_of_a_batch_survive_a_restart(
     are given out."""
     consumer = foreign.consumer(topic, "s", type="Shared", batch_index_ack=True)
     producer = foreign.producer(
-        topic, batching=True, batching_max_messages=20, batching_delay_ms=2000
+        topic, batching=True, batching_max_messages=20, batching_delay_ms=60_000
     )
     sent = producer.send_all(NUMBERS)
     assert len({(one.ledger, one.entry) for one in sent}) == 1
@@ -188,9 +188,8 @@ def test_negative_acknowledgement_redelivers_with_its_count(
         assert (message.value, message.redelivery_count) == (b"again", count)
         consumer.nack(message)
     restart(shared_server)
-    (message,) = consumer.receive(1)
-    assert message.value == b"again"
-    consumer.ack(message)
+    # it may have been redelivered before, to a client that has not come back yet
+    assert consumer.values(1) == [b"again"]
 
 
 def test_reader_starts_where_it_is_told(
@@ -222,7 +221,7 @@ def test_reader_inside_a_batch(shared_server: ServerProcess, foreign: Client, to
     """A reader that starts at a message inside a batch gives the rest of that batch, and knows
     the batch's last index."""
     producer = foreign.producer(
-        topic, batching=True, batching_max_messages=10, batching_delay_ms=2000
+        topic, batching=True, batching_max_messages=10, batching_delay_ms=60_000
     )
     sent = producer.send_all(NUMBERS)
     restart(shared_server)
@@ -273,6 +272,7 @@ def test_seek_includes_the_message_if_asked_to(
     consumer.receive(20, ack=True)
     consumer.seek(sent[4])
     restart(shared_server)
+    consumer.last_ids()  # it is back: else what it has asked for keeps others out
     consumer.close()
     assert foreign.consumer(topic, "s").values(16) == NUMBERS[4:]
 
@@ -298,10 +298,13 @@ def test_queue_of_nought_takes_one_message_at_a_time(
     second = foreign.consumer(topic, "s", type="Shared")
     assert sorted(second.values(18)) == sorted(NUMBERS[2:])
     restart(shared_server)
+    # The Java client forgets what it asked for before it was attached again, and ends its
+    # connection, which both share, when a consumer was closed while it came back.
+    for consumer in (first, second):
+        consumer.last_ids()
     second.close()
-    producer.send(b"late")
-    # the Java client forgets what it asked for before it was attached again
     await_consumers(shared_server, topic, "s", 1)
+    producer.send(b"late")
     assert first.values(1) == [b"late"]
 
 

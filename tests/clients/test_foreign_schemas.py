@@ -49,10 +49,12 @@ def encoded(kind: str, record: dict[str, str]) -> bytes:
 
 def batches(driver: Driver, *, batching: bool) -> dict[str, Any]:
     """A producer's options. Go's client names the version in batches only, so that its single
-    messages are batches of one."""
+    messages are batches of one. What is sent together is one batch, which the driver flushes: no
+    timer of a client ends it before."""
+    options = {"batching": batching, "batching_delay_ms": 60_000}
     if driver.language == "go":
-        return {"batching": True, "batching_max_messages": 1000 if batching else 1}
-    return {"batching": batching, "batching_delay_ms": 500}
+        options |= {"batching": True, "batching_max_messages": 1000 if batching else 1}
+    return options
 
 
 def any_schema(driver: Driver) -> dict[str, str] | None:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.etcd]
 LISTENER = "external"
 TOPIC = "listened"
 SENDS = 20
-RECEIVE_MS = 60_000
+RECEIVE_MS = 120_000
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         found.stop()
 
 
-def client_of(url: str, listener: str | None, timeout_s: int = 20) -> pulsar.Client:
+def client_of(url: str, listener: str | None, timeout_s: int = 120) -> pulsar.Client:
     return pulsar.Client(
         url, operation_timeout_seconds=timeout_s, listener_name=listener, logger=QUIET
     )
@@ -55,8 +55,11 @@ def test_a_client_outside_stays_outside_through_moves(cluster: Cluster) -> None:
                 lambda: cluster.fronts[cluster.owner(TOPIC)][0].connections() >= 1,
             )
             cluster.unload(TOPIC)
-        received = [consumer.receive(RECEIVE_MS).data().decode() for _ in range(3 * SENDS)]
-        assert received == [
+        # Nothing is acknowledged: what the client had fetched before a move comes again behind it.
+        received: dict[str, None] = {}
+        while len(received) < 3 * SENDS:
+            received.setdefault(consumer.receive(RECEIVE_MS).data().decode())
+        assert list(received) == [
             f"{round_number}-{number}" for round_number in range(3) for number in range(SENDS)
         ]
     finally:
@@ -85,7 +88,7 @@ def test_lookups_by_rest_and_an_unknown_listener(cluster: Cluster) -> None:
     nobody has is an error, not another's address."""
     name = cluster.owner(TOPIC)
     url = f"{cluster.brokers[cluster.entry].http_url}/lookup/v2/topic/persistent/public/default/{TOPIC}"
-    status, body = request("GET", f"{url}?listenerName={LISTENER}", 25)
+    status, body = request("GET", f"{url}?listenerName={LISTENER}")
     assert (status, body["brokerUrl"]) == (200, cluster.brokers[name].external_url)
     lost = client_of(cluster.brokers[cluster.entry].service_url, "nobodys", 2)
     try:

@@ -106,7 +106,9 @@ def test_the_official_client_is_not_given_again_what_it_has_acknowledged(
             message_listener=lambda consumer, message, name=name: take(name, consumer, message),
         )
     producer, stopping, sent = (
-        client.create_producer(topic, batching_enabled=False, block_if_queue_full=True),
+        client.create_producer(
+            topic, batching_enabled=False, block_if_queue_full=True, send_timeout_millis=120_000
+        ),
         threading.Event(),
         [0],
     )

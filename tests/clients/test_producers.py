@@ -19,7 +19,7 @@ from tests.clients.conftest import QUIET
 from tests.clients.restarts import before_and_after
 
 pytestmark = pytest.mark.slow
-RECEIVE_MS = 60_000
+RECEIVE_MS = 120_000
 SHORT_MS = 500
 ANSWER_S = 120
 Modes = pulsar.ProducerAccessMode

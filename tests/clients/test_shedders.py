@@ -13,7 +13,7 @@ import pytest
 from dev.testbed.cluster import Cluster, request, wait_for
 from dev.testbed.skewed_load import SkewedLoad
 
-pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(600)]
 
 NAMESPACE, TOPICS, BUNDLES, MESSAGES_PER_S = "public/shed", 16, 16, 400
 QUICK = {

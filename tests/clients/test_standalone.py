@@ -16,7 +16,7 @@ from dev.server_process import ServerProcess
 from tests.clients.restarts import await_consumers, before_and_after
 
 pytestmark = pytest.mark.slow
-RECEIVE_MS = 60_000
+RECEIVE_MS = 120_000
 SHORT_MS = 500
 
 

@@ -20,13 +20,13 @@ from magnetar.errors import WireCode
 from magnetar.metadata.records import CoordinatorState
 from magnetar.transactions.ids import TxnId
 from tests.clients.conftest import QUIET
-from tests.clients.coordinators import CHANGE_S, Stage
+from tests.clients.coordinators import CHANGE_S, ENDS_ARE_CARRIED_OUT, Stage
 from tests.clients.pulsar_admin import PulsarAdmin
 from tests.support.held_transactions import ABORT, COMMIT, TIMEOUT_MS, TOPIC, Holder
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ async def test_participants_are_shown_as_the_client_named_them(
 
     monkeypatch.setattr(Coordinators, "add_partition", add_partition)
     monkeypatch.setattr(Coordinators, "add_subscription", add_subscription)
-    server = ServerProcess(tmp_path)
+    server = ServerProcess(tmp_path, environment=ENDS_ARE_CARRIED_OUT)
     with server:
         async with asyncio.timeout(TIMEOUT_S), Client(server.service_url) as client:
             producer = await client.create_producer("short")

@@ -20,6 +20,7 @@ from magnetar.client import (
     exactly_once,
 )
 from magnetar.errors import TransactionConflict
+from tests.clients.coordinators import ENDS_ARE_CARRIED_OUT
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ TYPES = ["Exclusive", "Shared", "Failover", "Key_Shared"]
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(
         tmp_path_factory.mktemp("acknowledgements"),
-        environment={"MAGNETAR_FAILOVER_DELAY_MS": "0"},
+        environment={"MAGNETAR_FAILOVER_DELAY_MS": "0", **ENDS_ARE_CARRIED_OUT},
     ) as server:
         yield server
 

@@ -19,7 +19,7 @@ from tests.clients.coordinators import Stage, Type, Wire, outcomes_survive
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from magnetar.client import EARLIEST, Client, Consumer, Message, Producer, Reset
 from magnetar.wire.watermarks import PROPERTY
 from tests.clients.restarts import restart
 
-WAIT_S = 120
+WAIT_S = 300
 MESSAGES, PRODUCERS, STEP_MS = 150, 2, 10
 
 
