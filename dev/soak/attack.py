@@ -43,7 +43,7 @@ ROLE, HOSTILE_ROLE = "orderly", "hostile"
 TOKEN_S = 24 * 3600.0
 RATE = 10.0
 PAUSE_S = 0.25
-PROBE_TIMEOUT_S = 20.0
+PROBE_TIMEOUT_S = 60.0
 OPEN_FILES = 6000
 """That the server may open: fewer than there are connections."""
 ENVIRONMENT = {"MAGNETAR_TAIL_CACHE_BYTES_MAX": str(16 << 20)}

@@ -9,6 +9,7 @@ from collections import defaultdict
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.cluster import wait_for
 from dev.testbed.foreign import Client, Driver, ForeignError
 from dev.testbed.rest import Admin
 from tests.clients.restarts import before_and_after, restart
@@ -218,16 +219,11 @@ def test_backlog_quota_stops_producers(
     admin.call("POST", f"namespaces/{namespace}/backlogQuota", quota)
     # the Java client tries again and again
     impatient = driver.client(shared_server.service_url, operation_timeout_ms=1000)
-    deadline = time.monotonic() + 120
-    while "Quota" not in _refusal(impatient, name):
-        assert time.monotonic() < deadline
-    restart(shared_server)
-    while "Quota" not in _refusal(impatient, name):
-        assert time.monotonic() < deadline
+    for _ in before_and_after(shared_server):
+        wait_for("a producer is refused", lambda: "Quota" in _refusal(impatient, name))
+    impatient.close()
     consumer = foreign.consumer(name, "s")
     assert len(consumer.values(10)) == 10
-    while _refusal(impatient, name):
-        assert time.monotonic() < deadline
+    wait_for("producers are welcome again", lambda: not _refusal(foreign, name))
     foreign.producer(name).send(b"fits")
     assert consumer.values(1) == [b"fits"]
-    impatient.close()
