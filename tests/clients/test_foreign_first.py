@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from dev.server_process import ServerProcess
-from dev.testbed.foreign import Client, ForeignError, ids
+from dev.testbed.foreign import Client, Driver, ForeignError, ids
 from tests.clients.restarts import await_consumers, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
@@ -263,7 +263,7 @@ def test_seek_by_id(shared_server: ServerProcess, foreign: Client, topic: str) -
 
 
 def test_seek_includes_the_message_if_asked_to(
-    shared_server: ServerProcess, foreign: Client, topic: str
+    shared_server: ServerProcess, driver: Driver, foreign: Client, topic: str
 ) -> None:
     """With `start_inclusive` the message of the id is the next one; a seek that is followed by
     SIGKILL was durable."""
@@ -272,7 +272,8 @@ def test_seek_includes_the_message_if_asked_to(
     consumer.receive(20, ack=True)
     consumer.seek(sent[4])
     restart(shared_server)
-    consumer.last_ids()  # it is back: else what it has asked for keeps others out
+    if driver.language == "java":  # Go's client comes back before it does anything else
+        consumer.last_ids()  # it is back: else what it has asked for keeps others out
     consumer.close()
     assert foreign.consumer(topic, "s").values(16) == NUMBERS[4:]
 

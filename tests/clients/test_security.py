@@ -305,8 +305,6 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
         for broker in brokers:
             broker.start(wait=False)
         wait_for("the brokers see each other", lambda: _together(brokers, authority))
-        # Before anything is counted: counters begin again at the next owner of a bundle.
-        wait_for("both brokers serve some of it", lambda: len(_owners(brokers, authority)) == 2)
         path = "/admin/v2/persistent/public/default/parts"
         asked(brokers[0], authority, f"{path}/partitions", "PUT", 8)
         client = pulsar.Client(
@@ -317,6 +315,8 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
             logger=QUIET,
         )
         producer = client.create_producer("parts", batching_enabled=False)
+        # Before anything is counted: counters begin again at the next owner of a bundle.
+        wait_for("both brokers serve some of it", lambda: len(_owners(brokers, authority)) == 2)
         for number in range(16):
             producer.send(str(number).encode())
         for broker in brokers:
