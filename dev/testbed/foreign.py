@@ -184,7 +184,7 @@ class Client(_Remote):
         made = self._made("consumer", topic=topic, subscription=subscription, **chosen)
         return Consumer(self.driver, made["handle"], made["name"])
 
-    def transaction(self, timeout_s: float = 60.0) -> Transaction:
+    def transaction(self, timeout_s: float = 240.0) -> Transaction:
         """Begin a transaction; the client must have been made with `transactions=True`."""
         made = self.driver.call(
             "transaction.begin", handle=self.handle, timeout_ms=int(timeout_s * 1000)

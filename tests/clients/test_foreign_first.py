@@ -11,6 +11,8 @@ from tests.clients.restarts import await_consumers, restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
+SEND_TIMEOUT_MS = 120_000
+"""Longer than a restart takes on a busy machine."""
 
 
 def test_messages_survive_a_restart_with_all_that_came_with_them(
@@ -53,7 +55,7 @@ def test_sends_in_flight_reach_the_log_over_a_restart(
     """Sends that a SIGKILL catches are repeated by the client: every one gets a receipt, order
     is kept, nothing acknowledged is missing."""
     consumer = foreign.consumer(topic, "s", position="Earliest")
-    producer = foreign.producer(topic)
+    producer = foreign.producer(topic, send_timeout_ms=SEND_TIMEOUT_MS)
     values = [str(number).encode() for number in range(500)]
     answer = producer.begin_send({"value": value} for value in values)
     first = consumer.receive(5, ack=True)

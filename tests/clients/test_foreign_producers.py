@@ -106,7 +106,9 @@ def test_deduplication_of_sends_in_flight(
     namespace = admin.create_namespace(topic, deduplicationEnabled=True)
     name = f"persistent://{namespace}/once"
     consumer = foreign.consumer(name, "s", position="Earliest")
-    producer = foreign.producer(name, name="counted", batching=True, batching_max_messages=7)
+    producer = foreign.producer(
+        name, name="counted", batching=True, batching_max_messages=7, send_timeout_ms=120_000
+    )
     values = [str(number).encode() for number in range(700)]
     answer = producer.begin_send({"value": value} for value in values)
     consumer.receive(1)

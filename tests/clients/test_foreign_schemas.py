@@ -47,11 +47,11 @@ def encoded(kind: str, record: dict[str, str]) -> bytes:
     return b"".join(bytes([2 * len(text)]) + text.encode() for text in record.values())
 
 
-def batches(driver: Driver, *, batching: bool) -> dict[str, Any]:
+def batches(driver: Driver, *, batching: bool, delay_ms: int = 500) -> dict[str, Any]:
     """A producer's options. Go's client names the version in batches only, so that its single
-    messages are batches of one. What is sent together is one batch, which the driver flushes: no
-    timer of a client ends it before."""
-    options = {"batching": batching, "batching_delay_ms": 60_000}
+    messages are batches of one. A batch ends with the driver's flush, or after `delay_ms`: that is
+    how messages of a transaction leave Java's client, which takes them up behind the flush."""
+    options: dict[str, Any] = {"batching": batching, "batching_delay_ms": delay_ms}
     if driver.language == "go":
         options |= {"batching": True, "batching_max_messages": 1000 if batching else 1}
     return options
@@ -149,9 +149,10 @@ def test_a_compacted_value_keeps_its_version(
     """Per key the last value, under its id, decoded by the version it was written with: by a reader
     of any schema, a consumer with its own, and Python; also out of a batch that lost messages."""
     name, own = f"persistent://public/default/{topic}", schema(kind, DEFINITIONS[1])
+    # no timer of the client parts what is sent together
+    options = batches(driver, batching=batching, delay_ms=60_000)
     earlier, later = [
-        foreign.producer(name, schema=schema(kind, text), **batches(driver, batching=batching))
-        for text in DEFINITIONS[:2]
+        foreign.producer(name, schema=schema(kind, text), **options) for text in DEFINITIONS[:2]
     ]
     first = publish(earlier, kind, ("a", ONE), ("b", ONE), ("c", ONE), ("d", ONE), ("a", TWO))
     second = publish(later, kind, ("b", THREE), ("d", {}), ("e", THREE))
