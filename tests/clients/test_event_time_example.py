@@ -21,7 +21,9 @@ from tests.clients.splits import PATH, split
 
 pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.timeout(600)]
 
-MESSAGES = 1_000
+MESSAGES = 2_000
+"""Enough for the test to move the topic twice before they are all published, though it looks at
+it late."""
 END_MS = MESSAGES * 20
 LATE = 3
 FINISHED_S = 300

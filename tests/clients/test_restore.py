@@ -22,7 +22,6 @@ from magnetar.client import Client, Watermark
 from magnetar.metadata import keys
 from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.records import BackupReportRecord
-from magnetar.names import NamespaceName
 from tests.clients.conftest import QUIET
 from tests.clients.load import Load
 
@@ -37,7 +36,6 @@ RECEIVE_MS = 120_000
 EXIT_S = 240
 PAUSE_S_MAX = 15.0
 """What docs/restore.md promises; about one second on a quiet machine."""
-DEFAULT = NamespaceName("public", "default")
 Id = tuple[int, int]
 
 
@@ -171,15 +169,14 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
         cluster.stop()
 
 
-def copied(cluster: Cluster, key: str) -> bool:
-    """Whether the copy that brokers made last has a record as it is now."""
+def copied(cluster: Cluster, since_ms: int) -> bool:
+    """Whether the copy that brokers made last was made or found current since then."""
     found: list[bool] = []
 
     async def look(store: EtcdStore) -> None:
-        now, report = await store.get(key), await store.get(keys.BACKUP_REPORT)
-        assert now is not None
-        made = BackupReportRecord.decode(report.value).revision if report is not None else 0
-        found.append(made >= now.revision)
+        report = await store.get(keys.BACKUP_REPORT)
+        current_ms = BackupReportRecord.decode(report.value).current_ms if report is not None else 0
+        found.append(current_ms >= since_ms)
 
     cluster._with_store(look)
     return found[-1]
@@ -295,7 +292,8 @@ def test_brokers_serve_until_the_restore_and_pause_for_seconds(running_cluster: 
     Admin(cluster.brokers[cluster.entry]).call(
         "POST", "namespaces/public/default/deduplication", True
     )
-    wait_for("a copy with that policy", lambda: copied(cluster, keys.namespace(DEFAULT)))
+    set_ms = time.time_ns() // 1_000_000
+    wait_for("a copy with that policy", lambda: copied(cluster, set_ms))
     load = Load(
         cluster.service_url,
         [f"served-{number}" for number in range(TOPICS)],
