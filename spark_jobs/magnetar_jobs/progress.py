@@ -2,16 +2,17 @@
 
 Owns: what is counted while a run is at work, the estimate of its end, and publishing both in the
 metadata store. Imports: clock, errors, metadata, reporting. Invariants: `estimated` is pure; the
-percentage goes back only where a topic is planned again; a store that takes no progress never fails a run; a
-driver that has ended by itself leaves no progress behind.
+percentage goes back only where a topic is planned again; a store that takes no progress never fails a run; one
+write is under way at a time and none is cancelled, so that no older one takes effect after a newer
+one, and a driver that has ended by itself leaves no progress behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -139,31 +140,34 @@ class Publisher:
     store: MetadataStore
     key: str
     report: Report
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def publish(self) -> None:
         """Write the progress now, if the store takes it."""
         self.report.progress(self.progress.record())
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+            async with self._writing, asyncio.timeout(WRITE_TIMEOUT_S):
                 await self.store.transact([], [Put(self.key, self.progress.record().encode())])
         except (StoreError, TimeoutError) as error:
             log.warning("progress.unpublished", error=f"{type(error).__name__}: {error}")
 
-    async def run(self) -> None:
-        """Publish each phase when it begins, and again while it lasts."""
+    async def run(self, ended: asyncio.Event) -> None:
+        """Publish each phase when it begins, and again while it lasts. A write that was cancelled
+        might still take effect, behind the removal."""
         shown, since_s = "", 0.0
-        while True:
+        while not ended.is_set():
             since_s += POLL_S
             if self.progress.phase != shown or since_s >= PUBLISH_S:
                 shown, since_s = self.progress.phase, 0.0
                 await self.publish()
             else:
                 self.report.progress(self.progress.record())
-            await asyncio.sleep(POLL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), POLL_S)
 
     async def remove(self) -> None:
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+            async with self._writing, asyncio.timeout(WRITE_TIMEOUT_S):
                 await self.store.delete(self.key)
         except (StoreError, TimeoutError) as error:
             log.warning("progress.left", error=f"{type(error).__name__}: {error}")
@@ -175,10 +179,11 @@ async def published(
 ) -> AsyncIterator[Publisher]:
     """Progress that is published while the block runs."""
     publisher = Publisher(RunProgress(clock), store, keys.job_progress(job, run), report)
-    task = asyncio.create_task(publisher.run(), name="progress")
+    ended = asyncio.Event()
+    task = asyncio.create_task(publisher.run(ended), name="progress")
     try:
         yield publisher
     finally:
-        task.cancel()
+        ended.set()
         await asyncio.gather(task, return_exceptions=True)
         await publisher.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import JobProgressRecord
+from magnetar.metadata.store import Compare, Operation, TxnResult
 from magnetar_jobs import progress as module
 from magnetar_jobs.progress import (
     COMMITTING,
@@ -120,6 +122,73 @@ async def test_progress_is_published_by_phases_and_removed_at_the_end(
                 while await phase() != wanted:
                     await asyncio.sleep(0.01)
     assert await store.get(key) is None
+
+
+class Late(MemoryStore):
+    """One whose first write takes effect when the test says so, whatever becomes of its caller, as
+    one that has been sent does."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+        self.under_way: list[asyncio.Future[TxnResult]] = []
+
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
+        async def take() -> TxnResult:
+            await self.go_on.wait()
+            return await MemoryStore.transact(self, compares, operations)
+
+        if self.under_way:
+            return await super().transact(compares, operations)
+        self.under_way.append(asyncio.ensure_future(take()))
+        self.begun.set()
+        return await asyncio.shield(self.under_way[0])
+
+
+async def turns() -> None:
+    """Let everything happen that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_write_under_way_at_the_end_is_not_left_behind() -> None:
+    """It is waited for, and removed: a removal that overtook it would leave it for ever."""
+    store, key = Late(), keys.job_progress("demo", "1")
+    running, end = asyncio.Event(), asyncio.Event()
+
+    async def run() -> None:
+        async with published(store, SystemClock(), "demo", "1", Report(False)):
+            running.set()
+            await end.wait()
+
+    job = asyncio.create_task(run())
+    await store.begun.wait()
+    end.set()
+    await turns()
+    store.go_on.set()
+    await job
+    await turns()
+    assert store.under_way[0].done()
+    assert await store.get(key) is None
+
+
+async def test_an_older_write_does_not_replace_a_newer_phase() -> None:
+    """While a session starts nothing else is published: what was published before it must not come
+    after."""
+    store, key = Late(), keys.job_progress("demo", "1")
+    async with published(store, SystemClock(), "demo", "1", Report(False)) as publisher:
+        await store.begun.wait()
+        publisher.progress.enter(STARTING)
+        publishing = asyncio.create_task(publisher.publish())
+        await turns()
+        store.go_on.set()
+        await publishing
+        await turns()
+        item = await store.get(key)
+        assert item is not None
+        assert JobProgressRecord.decode(item.value).phase == STARTING
 
 
 async def test_a_store_that_takes_no_progress_ends_no_run() -> None:
