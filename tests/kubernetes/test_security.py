@@ -23,7 +23,7 @@ from dev.certificates import Authority
 from magnetar.cli.rest import HINTS
 from magnetar.security.keys import SecretKey
 from magnetar.security.tokens import make
-from tests.kubernetes.conftest import Node, Traffic
+from tests.kubernetes.conftest import READ_MS, Node, Traffic
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -100,7 +100,7 @@ class Secured:
     def client(self, role: str) -> pulsar.Client:
         return pulsar.Client(
             f"pulsar+ssl://localhost:{NODE_PORT}",
-            operation_timeout_seconds=30,
+            operation_timeout_seconds=120,
             logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
             **self.shown(role),
         )
@@ -147,7 +147,7 @@ def _settled(node: Node) -> float:
 
     def is_settled() -> bool:
         found = node.get("brokercluster", "main")
-        status = found["status"]
+        status = found.get("status", {})
         return (
             status.get("observedGeneration") == found["metadata"]["generation"]
             and node.condition("brokercluster", "main", "Ready") == "True"
@@ -158,7 +158,7 @@ def _settled(node: Node) -> float:
 
 
 def _reason(node: Node, condition: str) -> str:
-    found = node.get("brokercluster", "main")["status"]["conditions"]
+    found = node.get("brokercluster", "main").get("status", {}).get("conditions", [])
     return next((str(entry["reason"]) for entry in found if entry["type"] == condition), "")
 
 
@@ -236,10 +236,10 @@ def test_roles_do_what_they_may(node: Node, secured: Secured) -> None:
         lambda: node.condition("topicnamespace", "orders", "Ready") == "True",
     )
     writer, reader = secured.client("orders-service"), secured.client("billing-service")
-    sent = writer.create_producer(TOPIC).send(b"order")
+    sent = writer.create_producer(TOPIC, send_timeout_millis=READ_MS).send(b"order")
     assert (
         reader.create_reader(TOPIC, pulsar.MessageId.earliest)
-        .read_next(30_000)
+        .read_next(READ_MS)
         .message_id()
         .entry_id()
         == sent.entry_id()

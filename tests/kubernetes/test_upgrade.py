@@ -7,6 +7,7 @@ itself.
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def _is_ready(node: Node) -> bool:
 def _rest(node: Node, path: str) -> Any:
     """What the cluster's brokers answer."""
     address = node.get("service", "old", "-n", NAMESPACE)["spec"]["clusterIP"]
-    with urllib.request.urlopen(f"http://{address}:8080{path}", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{address}:8080{path}", timeout=60) as answer:
         return json.loads(answer.read())
 
 
@@ -147,7 +148,7 @@ def _serves_namespace(node: Node, generation: int, ttl_s: int) -> bool:
             _rest(node, f"{POLICIES}/messageTTL"),
             _rest(node, f"{POLICIES}/properties"),
         )
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False  # the broker behind the service is just being replaced
     return bool(ttl == ttl_s and properties == {"team": "blue", "cost": "low"})
 
@@ -218,11 +219,13 @@ def old_cluster(node: Node, versions: tuple[Version, Version]) -> Iterator[None]
             f"http://{address}:8080{POLICIES}/property/cost/low", method="PUT"
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return bool(answer.status < 300)
         except urllib.error.HTTPError as error:
             with error:
                 return False  # 404 until the operator has made the namespace
+        except (OSError, http.client.HTTPException):
+            return False  # the service does not lead to a broker yet
 
     node.wait("the namespace is there", set_by_rest)
     node.wait("the old version serves the namespace", lambda: _serves_namespace(node, 1, 3600))
@@ -270,7 +273,7 @@ def _reconciled(pod: dict[str, Any]) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             lines = answer.read().decode().splitlines()
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False  # it does not listen yet
     counted = [
         line
@@ -304,5 +307,5 @@ def test_an_upgrade_of_the_operator_alone_restarts_no_broker(
         return any(_reconciled(pod) for pod in fresh)
 
     node.wait("the new operator has reconciled", new_operator_works)
+    node.wait("the cluster is Ready", lambda: _is_ready(node))
     assert {name: pod["metadata"]["uid"] for name, pod in _brokers(node).items()} == before
-    assert _is_ready(node)
