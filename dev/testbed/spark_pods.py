@@ -24,7 +24,7 @@ from magnetar_jobs.session import POD_IP, POD_NAME, SECRET
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = "127.0.0.2"
 EXECUTOR_MEMORY_MIB = 512
-TIMEOUT_S = 240.0
+TIMEOUT_S = 480.0
 POLL_S = 0.1
 SHOWN = 3000
 
@@ -55,11 +55,15 @@ class Process:
 
 
 class Pods:
-    """Processes with the variables of a pod; logs are in `directory`."""
+    """Processes with the variables of a pod; logs are in `directory`. `defaults`: lines of a
+    spark-defaults.conf."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, defaults: str = "") -> None:
         self._directory, self._name = directory, name
         self._stack = ExitStack()
+        self._configuration = directory / "spark-conf"
+        self._configuration.mkdir(exist_ok=True)
+        (self._configuration / "spark-defaults.conf").write_text(defaults)
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +83,7 @@ class Pods:
                 str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs", ".")
             ),
             "PYSPARK_PYTHON": sys.executable,
+            "SPARK_CONF_DIR": str(self._configuration),
             POD_IP: address,
             POD_NAME: self._name,
             SECRET: secret,

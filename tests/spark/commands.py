@@ -10,7 +10,7 @@ from pathlib import Path
 from dev.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 300.0
+TIMEOUT_S = 540.0
 
 
 def magnetar(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:

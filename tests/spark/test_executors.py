@@ -19,27 +19,30 @@ from tests.support.durable_topics import DurableTopic
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 NAME = "prices-0a0b0c0d-1"
+UNHURRIED = "spark.scheduler.maxRegisteredResourcesWaitingTime 480s\n"
+"""Work waits for both executors, however long a busy machine needs to start them."""
 LOSING = """
 import sys, time
 from pathlib import Path
 from magnetar_jobs.session import SessionSettings, spark_session
 
-marks = Path(sys.argv[1])
+marks, lost = Path(sys.argv[1]), Path(sys.argv[2])
 
 def work(number):
     (marks / str(number)).touch()
-    time.sleep(1.0)
+    while not lost.exists():
+        time.sleep(0.05)
     return number
 
 with spark_session(SessionSettings("losing", executors=2, executor_memory_mib=512)) as session:
     assert sum(session.sparkContext.parallelize(range(12), 12).map(work).collect()) == 66
 """
-"""A job of twelve tasks that leave a mark when they begin."""
+"""A job of twelve tasks that leave a mark when they begin, and end once an executor was lost."""
 
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Pods]:
-    with Pods(tmp_path, NAME) as found:
+    with Pods(tmp_path, NAME, UNHURRIED) as found:
         yield found
 
 
@@ -78,9 +81,9 @@ def test_the_loss_of_an_executor_costs_its_tasks_another_attempt(
 ) -> None:
     """Another start of the same pod is another executor to the driver, which need not have
     noticed the end of the former one."""
-    marks = tmp_path / "marks"
+    marks, lost = tmp_path / "marks", tmp_path / "lost"
     marks.mkdir()
-    driver = pods.start(DRIVER, "-c", LOSING, str(marks))
+    driver = pods.start(DRIVER, "-c", LOSING, str(marks), str(lost))
     first, second = pods.executor(1), pods.executor(2)
     until(
         "both work",
@@ -91,8 +94,14 @@ def test_the_loss_of_an_executor_costs_its_tasks_another_attempt(
     )
     first.kill()
     again = pods.executor(1)
+    until(
+        "the loss is noticed, and another one works",
+        lambda: "Lost executor" in driver.said and "Running task" in again.said,
+        driver,
+        again,
+    )
+    lost.touch()
     assert driver.end() == 0, driver.said
-    assert "Lost executor" in driver.said
     for executor in (second, again):
         executor.end()
     assert len(list(marks.iterdir())) == 12

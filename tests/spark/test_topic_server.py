@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 def test_everything_acknowledged_before_the_query_is_read(

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "persistent://public/default/elsewhere"
-TIMEOUT_S = 300
+TIMEOUT_S = 540
 SECRET = "a-secret-of-this-test"
 READING = """
 import sys

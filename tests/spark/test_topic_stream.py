@@ -63,7 +63,7 @@ with spark_session(SessionSettings("streaming", master="local[2]")) as spark:
     writer = writer.option("checkpointLocation", directory + "/checkpoint")
     writer.trigger(processingTime="100 milliseconds").start().awaitTermination()
 """
-TIMEOUT_S = 180.0
+TIMEOUT_S = 480.0
 OFTEN = {"MAGNETAR_CHECKPOINT_AGE_S": "0.1"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
@@ -232,12 +232,15 @@ def test_a_driver_that_is_killed_again_and_again_loses_and_repeats_nothing(
             before = len(list(sink.glob("*.parquet")))
             process = start_python("-c", STREAMING, *streamed)
             until = time.monotonic() + TIMEOUT_S
-            while len(list(sink.glob("*.parquet"))) < before + 2:
-                assert process.poll() is None, kill
-                assert time.monotonic() < until, kill
-                time.sleep(0.1)
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            try:
+                while len(list(sink.glob("*.parquet"))) < before + 2:
+                    assert process.poll() is None, kill
+                    assert time.monotonic() < until, kill
+                    time.sleep(0.1)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     async def both() -> None:
         publishing = asyncio.create_task(publish_until_killed())

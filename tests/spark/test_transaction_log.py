@@ -14,13 +14,14 @@ from dev.testbed.rest import Admin
 from magnetar.client import EARLIEST, Client
 from magnetar.client.transactions import Transaction
 from tests.spark.commands import magnetar
+from tests.spark.reading import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
-RECEIVE_S = 60.0
+RECEIVE_S = 240.0
 COMMAND = ("job", "run", "transaction-log-compaction")
 STILL = {
-    "MAGNETAR_MAINTENANCE_S": "0.5",
+    **SETTINGS,
     "MAGNETAR_REWRITE_AGE_S": "3600",
     "MAGNETAR_REWRITE_GARBAGE_SHARE": "1",
 }
