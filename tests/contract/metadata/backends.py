@@ -37,7 +37,7 @@ from tests.support.faulty_store import FaultPlan, FaultyStore
 
 R = TypeVar("R")
 SEED = 20_240
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 RETRY_S = 0.002
 FAULTS = FaultPlan(
     lost_request=0.1, lost_reply=0.1, delay=0.2, delay_s_max=0.004, disconnect=0.1, lost_renewal=0.2
@@ -130,8 +130,8 @@ class Backend:
     may last.
     """
 
-    ttl_s = 3.0
-    expiry_s = 60.0
+    ttl_s = 5.0
+    expiry_s = 120.0
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -186,7 +186,7 @@ class EtcdBackend(Backend):
         self._server = server
 
     async def open(self) -> MetadataStore:
-        self._store = EtcdStore([self._server.endpoint], clock=self.clock, request_timeout_s=10.0)
+        self._store = EtcdStore([self._server.endpoint], clock=self.clock, request_timeout_s=60.0)
         await self._store.transact((), (Delete("", prefix=True),))
         return self._store
 

@@ -39,7 +39,7 @@ async def run(directory: Path, scenario: Scenario) -> None:
     await asyncio.to_thread(guarded.server.start)
     store = guarded.store(names.OPERATOR_USER)
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(400):
             await scenario(guarded, store)
     finally:
         await store.close()
@@ -236,7 +236,8 @@ async def test_one_port_serves_plain_and_tls_while_a_cluster_changes_over(tmp_pa
         MEMBER,
     )
     await asyncio.to_thread(guarded.server.start)
-    old, new = EtcdStore([plain], clock=CLOCK), guarded.store(names.BROKER_USER)
+    old = EtcdStore([plain], clock=CLOCK, request_timeout_s=60.0)
+    new = guarded.store(names.BROKER_USER)
     try:
         await old.put("k", b"old")
         found = await new.get("k")

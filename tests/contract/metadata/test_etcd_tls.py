@@ -15,6 +15,7 @@ from dev.testbed.etcd_server import EtcdServer
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreUnavailable
 from magnetar.metadata.backends.etcd import EtcdStore, TlsFiles
+from tests.contract.metadata.backends import PatientStore
 
 CLOCK = SystemClock()
 pytestmark = [
@@ -27,7 +28,7 @@ EXTENSIONS = "basicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\
 
 async def run(store: EtcdStore, scenario: Callable[[EtcdStore], Coroutine[Any, Any, None]]) -> None:
     try:
-        await asyncio.wait_for(scenario(store), 120)
+        await asyncio.wait_for(scenario(store), 240)
     finally:
         await store.close()
 
@@ -83,7 +84,7 @@ async def test_mutual_tls_admits_our_certificate_and_no_other(tmp_path: Path) ->
     try:
 
         async def admitted(store: EtcdStore) -> None:
-            await store.put("k", b"v")
+            await PatientStore(store).put("k", b"v")
 
         async def refused(store: EtcdStore) -> None:
             with pytest.raises(StoreUnavailable):
@@ -113,7 +114,7 @@ async def test_replaced_certificates_are_picked_up_without_a_restart(tmp_path: P
             (mounted.key, fresh.key),
         ):
             old.write_bytes(new.read_bytes())
-        for _ in range(10):
+        for _ in range(120):
             try:
                 await store.put("k", b"v")
             except StoreUnavailable:

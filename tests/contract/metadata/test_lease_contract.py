@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -14,20 +15,23 @@ from tests.contract.metadata.backends import Backend, PatientStore
 @pytest.mark.slow
 def test_all_keys_of_an_expired_lease_vanish_in_one_revision(backend: Backend) -> None:
     async def scenario(store: PatientStore) -> None:
-        granted_at = backend.clock.boottime()
-        lease = await store.grant_lease(backend.ttl_s)
-        assert lease != 0
-        other = await store.grant_lease(60)
-        await store.transact(
-            (),
-            (
-                Put("l/b", b"1", lease),
-                Put("l/a", b"2", lease),
-                Put("l/kept", b"3"),
-                Put("l/other", b"4", other),
-            ),
-        )
-        start = (await store.range("")).revision + 1
+        other = await store.grant_lease(600)
+        granted_at, lease, start = 0.0, 0, 0
+        while not start:
+            granted_at = backend.clock.boottime()
+            lease = await store.grant_lease(backend.ttl_s)
+            assert lease != 0
+            with suppress(LeaseLost):  # a machine that stands still for so long begins again
+                bound = await store.transact(
+                    (),
+                    (
+                        Put("l/b", b"1", lease),
+                        Put("l/a", b"2", lease),
+                        Put("l/kept", b"3"),
+                        Put("l/other", b"4", other),
+                    ),
+                )
+                start = bound.revision + 1
         batch = await asyncio.wait_for(
             anext(store.watch("l/", start)), backend.ttl_s + backend.expiry_s
         )
@@ -52,7 +56,7 @@ def test_a_renewed_lease_outlives_its_time(backend: Backend) -> None:
         lease = await store.grant_lease(backend.ttl_s)
         await store.put("l/k", b"v", lease)
         # often: a machine that is busy with other things may be late by most of the lease's time
-        for _ in range(22):
+        for _ in range(13):
             await asyncio.sleep(backend.ttl_s / 10)
             assert await store.renew_lease(lease) >= backend.ttl_s
         item = await store.get("l/k")

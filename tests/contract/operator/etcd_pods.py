@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,14 @@ from magnetar_operator.etcd import start as etcd_start
 from magnetar_operator.etcd.admin import EtcdAdmin
 from magnetar_operator.etcd.figures import Sighting
 from magnetar_operator.etcd.members import plan_members
-from magnetar_operator.etcd.membership import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart
+from magnetar_operator.etcd.membership import (
+    MEMBERS_MAX,
+    EtcdPlan,
+    EtcdPod,
+    EtcdView,
+    MoveLeader,
+    Restart,
+)
 from magnetar_operator.etcd.steps import change_members, keep_up
 from magnetar_operator.etcd.upkeep import Upkeep, plan_upkeep
 
@@ -143,7 +151,25 @@ class Operator:
         self.admin = EtcdAdmin(pods.clients, pods.peers)
         self.known = False
         self.steps: list[object] = []
+        """What was asked of etcd or done to pods. Repetitions count once: etcd may find a step too
+        early, or give no answer to one that it takes."""
+        self.restarts: list[tuple[int, int | None]] = []
+        """Ordinals of the pods that were restarted, and of the leader that was seen before."""
+        self.moves: list[int] = []
+        """How many pods were outdated when leadership was moved."""
         self.seen = Sighting(None, {})
+
+    @property
+    def leader(self) -> int | None:
+        """The ordinal of the leader at the last look; None if none said that it leads."""
+        return next(
+            (
+                ordinal
+                for ordinal, figures in self.seen.figures.items()
+                if figures.voice.leader == figures.voice.member
+            ),
+            None,
+        )
 
     async def once(self, wanted: int) -> tuple[EtcdPlan, Upkeep]:
         """One pass."""
@@ -164,15 +190,17 @@ class Operator:
         pods.config = start_variables(SET, pods.peers, wanted, plan.admission, "token")
         pods.replicas = plan.replicas
         upkeep = plan_upkeep(seen, self.quota_bytes, at_rest=plan == EtcdPlan(wanted))
-        try:
+        if plan.step is not None and self.steps[-1:] != [plan.step]:
+            self.steps.append(plan.step)
+        # too early for etcd, or no answer: the next look decides again
+        with suppress(StoreError):
             if isinstance(plan.step, Restart):
+                self.restarts.append((plan.step.ordinal, self.leader))
                 pods.delete(plan.step.ordinal)
             elif plan.step is not None:
+                if isinstance(plan.step, MoveLeader):
+                    self.moves.append(len(plan.pending))
                 await change_members(self.admin, seen, plan.step)
             elif not upkeep.is_idle:
                 await keep_up(self.admin, seen, upkeep)
-        except StoreError:
-            return plan, upkeep  # too early for etcd, or no answer: the next look decides again
-        if plan.step is not None:
-            self.steps.append(plan.step)
         return plan, upkeep

@@ -4,6 +4,7 @@ heal under writes; nothing acknowledged is lost."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,9 @@ from magnetar.errors import StoreError
 from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.store import Delete
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.membership import AddLearner, EtcdPlan, Promote, RemoveMember, Restart
-from magnetar_operator.etcd.upkeep import Upkeep
+from magnetar_operator.etcd.membership import AddLearner, EtcdPlan, Promote, RemoveMember
+from magnetar_operator.etcd.upkeep import ROOM_SHARE, Upkeep
+from tests.contract.metadata.backends import PatientStore
 from tests.contract.operator.etcd_pods import EtcdPods, Operator
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]
@@ -51,7 +53,7 @@ class Writer:
 
     async def verify(self) -> None:
         """Everything acknowledged is there."""
-        found = {item.key for item in (await self._store.range("written/")).items}
+        found = {item.key for item in (await PatientStore(self._store).range("written/")).items}
         assert set(self.acknowledged) <= found
         assert self.acknowledged
 
@@ -99,6 +101,12 @@ async def until(
         pytest.fail(f"not within {DEADLINE_S} s: {what}; last plan {plan}")
 
 
+def is_well(operator: Operator, upkeep: Upkeep) -> bool:
+    """By what its only member has just said: nothing is known of one that does not answer."""
+    seen = operator.seen
+    return upkeep.reason is None and seen.members is not None and 0 in seen.figures
+
+
 async def settled(operator: Operator, wanted: int) -> None:
     """As wanted, and every member is a voter."""
     await until(operator, wanted, f"{wanted} members", lambda plan, _: plan == EtcdPlan(wanted))
@@ -113,8 +121,9 @@ async def fill(store: EtcdStore, key: Callable[[int], str]) -> None:
     for number in range(5000):
         try:
             await store.put(key(number), b"x" * (100 << 10))
-        except StoreError:
-            return
+        except StoreError as error:
+            if "space" in str(error):
+                return  # any other one is a busy machine's
     pytest.fail("500 MB were taken with a quota of 8 MiB")
 
 
@@ -145,16 +154,12 @@ async def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_a
             await writer.goes_on()
 
             pods.template += 1
-            leader = next(
-                ordinal
-                for ordinal, seen in operator.seen.figures.items()
-                if seen.voice.leader == seen.voice.member
-            )
             operator.steps.clear()
             await settled(operator, 3)
-            restarted = [step.ordinal for step in operator.steps if isinstance(step, Restart)]
-            assert sorted(restarted) == [0, 1, 2]
-            assert restarted[-1] == leader
+            assert sorted(ordinal for ordinal, _ in operator.restarts) == [0, 1, 2]
+            # The leader last, whoever that is: a busy machine may elect another one on the way.
+            assert all(ordinal != leader for ordinal, leader in operator.restarts)
+            assert set(operator.moves) <= {1}
             await writer.goes_on()
 
             await settled(operator, 1)
@@ -162,12 +167,14 @@ async def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_a
             assert set(pods.pods) == {0}
             await writer.goes_on()
             # The volumes of the members that left hold what etcd would refuse: it is set aside.
-            operator.steps.clear()
             await until(
                 operator,
                 3,
                 "member 1 has joined again",
-                lambda *_: [type(s) for s in operator.steps[-1:]] == [Promote],
+                lambda *_: any(
+                    member.ordinal == 1 and not member.learner
+                    for member in operator.seen.members or ()
+                ),
             )
             assert (pods.volume(1) / etcd_start.SET_ASIDE).is_dir()
             await writer.goes_on()
@@ -180,7 +187,8 @@ async def test_a_pod_without_data_never_starts_on_its_own(tmp_path: Path) -> Non
 
     async with stage(tmp_path) as (pods, operator, store):
         await settled(operator, 1)
-        await store.put("k", b"v")
+        patient = PatientStore(store)
+        await patient.put("k", b"v")
         kept = tmp_path / "kept"
         pods.delete(0)
         pods.volume(0).rename(kept)
@@ -192,7 +200,7 @@ async def test_a_pod_without_data_never_starts_on_its_own(tmp_path: Path) -> Non
         pods.volume(0).rmdir()
         kept.rename(pods.volume(0))
         await settled(operator, 1)
-        found = await store.get("k")
+        found = await patient.get("k")
         assert found is not None
         assert found.value == b"v"
 
@@ -210,11 +218,11 @@ async def test_a_full_etcd_is_compacted_defragmented_and_takes_writes_again(tmp_
         def healed(_: EtcdPlan, upkeep: Upkeep) -> bool:
             if upkeep.reason is not None:
                 alarmed.append(upkeep.reason.value)
-            return bool(alarmed) and upkeep.reason is None
+            return bool(alarmed) and is_well(operator, upkeep)
 
         await until(operator, 1, "the alarm is over", healed)
         assert set(alarmed) == {"EtcdOutOfSpace"}
-        await store.put("rewritten", b"y")
+        await PatientStore(store).put("rewritten", b"y")
         assert operator.seen.figures[0].size < quota // 2
 
 
@@ -226,15 +234,34 @@ async def test_a_full_etcd_whose_data_is_in_use_stays_alarmed_until_something_go
     async with stage(tmp_path, (f"--quota-backend-bytes={quota}",)) as (_, operator, store):
         operator.quota_bytes = quota
         await settled(operator, 1)
-        await fill(store, lambda number: f"kept/{number}")
-        await until(operator, 1, "the alarm is seen", lambda _, upkeep: upkeep.reason is not None)
-        for _ in range(4):
-            _, upkeep = await operator.once(1)
-        assert upkeep.reason is not None
-        assert upkeep.end_alarms == ()
-        await store.transact((), [Delete("kept/", prefix=True)])  # deleting is allowed
-        await until(operator, 1, "the alarm is over", lambda _, upkeep: upkeep.reason is None)
-        await store.put("k", b"v")
+        numbers = itertools.count()
+
+        async def stays_alarmed() -> bool:
+            """For four looks, unless less is in use than was written: etcd's file has free pages,
+            the more the slower writes come."""
+            looks = 0
+            while looks < 4:
+                _, upkeep = await operator.once(1)
+                if operator.seen.members is None:
+                    continue  # no answer in time
+                looks += 1
+                if upkeep.end_alarms or upkeep.reason is None:
+                    assert operator.seen.figures[0].size < ROOM_SHARE * quota
+                    return False
+            return True
+
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                await fill(store, lambda _: f"kept/{next(numbers)}")
+                await until(
+                    operator, 1, "the alarm is seen", lambda _, upkeep: upkeep.reason is not None
+                )
+                if await stays_alarmed():
+                    break
+        patient = PatientStore(store)
+        await patient.transact((), [Delete("kept/", prefix=True)])  # deleting is allowed
+        await until(operator, 1, "the alarm is over", lambda _, upkeep: is_well(operator, upkeep))
+        await patient.put("k", b"v")
 
 
 async def test_a_snapshot_is_streamed_whole(tmp_path: Path) -> None:
@@ -242,7 +269,7 @@ async def test_a_snapshot_is_streamed_whole(tmp_path: Path) -> None:
 
     async with stage(tmp_path) as (_, operator, store):
         await settled(operator, 1)
-        await store.put("k", b"v" * 5000)
+        await PatientStore(store).put("k", b"v" * 5000)
         data = b"".join([piece async for piece in operator.admin.snapshot(0)])
         assert len(data) % 512 == 32
         assert b"v" * 5000 in data

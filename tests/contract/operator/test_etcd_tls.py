@@ -275,7 +275,7 @@ async def test_a_broker_does_its_work_with_the_rights_of_its_role(
         pod.wait_ready()
         await admit([pod], keyring)
         await asyncio.to_thread(broker.start)
-        async with asyncio.timeout(120), Client(broker.service_url) as client:
+        async with asyncio.timeout(400), Client(broker.service_url) as client:
             producer = await client.create_producer("persistent://public/default/secured")
             consumer = await client.subscribe("persistent://public/default/secured", "s")
             for _ in range(20):
@@ -297,5 +297,6 @@ async def test_a_broker_does_its_work_with_the_rights_of_its_role(
     try:
         await scenario()
     finally:
-        broker.kill()
+        if broker.running:
+            broker.kill()
         pod.stop()

@@ -30,7 +30,7 @@ from tests.support.logs import (
     read_numbers,
 )
 
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(autouse=True)
