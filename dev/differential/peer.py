@@ -21,7 +21,7 @@ from magnetar.wire.frames import encode_command, encode_with_body, frame_of
 
 HOST = "127.0.0.1"
 PROTOCOL_VERSION = 21
-ANSWER_S = 30.0
+ANSWER_S = 120.0
 Type = api.BaseCommand
 Wanted = Callable[[api.BaseCommand, Message], bool]
 

@@ -26,7 +26,8 @@ Step = list[Any]
 """The name of an operation and its arguments: JSON."""
 Observation = dict[str, Any]
 Operation = Callable[..., Awaitable[Any]]
-SETTLED_MAX_S = 10.0
+SETTLED_MAX_S = 40.0
+STRETCHES = 4
 ANSWERED = {
     "lookup",
     "partitions",
@@ -146,12 +147,7 @@ class Play:
     async def settle(self, quiet_s: float) -> dict[str, Any]:
         """What was pushed until it was quiet: by consumer; by subscription where the server is free
         to choose among several consumers."""
-        started = time.monotonic()
-        while (now := time.monotonic()) < started + SETTLED_MAX_S:
-            last = max([started, *(peer.last_frame_at for peer in self.peers.values())])
-            if now >= last + quiet_s:
-                break
-            await asyncio.sleep(last + quiet_s - now)
+        await self._until_quiet(quiet_s)
         pushed: dict[str, list[str]] = {}
         for number, peer in self.peers.items():
             taken, peer.pushed = peer.pushed, []
@@ -166,6 +162,16 @@ class Play:
             receiver: sorted(texts) if receiver.startswith("any of ") else texts
             for receiver, texts in sorted(pushed.items())
         }
+
+    async def _until_quiet(self, quiet_s: float) -> None:
+        """Until nothing has come for so long. It is listened for in stretches: a process that stood
+        still for all of the time reads what has come before the next one."""
+        started = time.monotonic()
+        last, quiet = started, 0
+        while quiet_s and quiet < STRETCHES and time.monotonic() < started + SETTLED_MAX_S:
+            await asyncio.sleep(quiet_s / STRETCHES)
+            newest = max([last, *(peer.last_frame_at for peer in self.peers.values())])
+            last, quiet = newest, quiet + 1 if newest == last else 0
 
     def lost(self, number: int) -> Peer | None:
         """Forget a connection, and what was open on it."""

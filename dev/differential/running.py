@@ -15,7 +15,7 @@ from dev.differential.operations import OPERATIONS
 from dev.differential.play import Observation, Place, Play, Step
 from dev.differential.servers import Server
 
-QUIETS_S = (0.05, 0.3, 1.0)
+QUIETS_S = (0.05, 0.3, 1.0, 4.0)
 """A step has ended when nothing came for so long. Runs that differ are repeated with more of it:
 what was only late is no difference."""
 LEFT_OUT = "left out"

@@ -18,11 +18,13 @@ FAILOVER_DELAY_MS = 10
 MAGNETAR_SETTINGS = {
     "MAGNETAR_FAILOVER_DELAY_MS": str(FAILOVER_DELAY_MS),
     "MAGNETAR_ACK_WRITE_DELAY_S": "0",
+    # What a commit makes visible comes with its answer, however busy the machine is.
+    "MAGNETAR_TRANSACTION_END_PATIENCE_S": "60",
 }
 ORACLE_SETTINGS = {"activeConsumerFailoverDelayTimeMillis": str(FAILOVER_DELAY_MS)}
 KEPT = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 """When what nobody needs is dropped is each server's own affair."""
-REST_TIMEOUT_S = 60.0
+REST_TIMEOUT_S = 120.0
 
 
 def namespace(number: int) -> str:

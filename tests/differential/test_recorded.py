@@ -57,7 +57,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Findings]:
         yield asyncio.run(_replay_all(process))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", RECORDED)
 def test_magnetar_answers_as_apache_pulsar_did(findings: Findings, name: str) -> None:
     """Step by step, but for what docs/differences.md explains."""
@@ -69,7 +69,7 @@ def test_magnetar_answers_as_apache_pulsar_did(findings: Findings, name: str) ->
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_every_rule_is_needed(findings: Findings) -> None:
     """A difference that is no more has no place in docs/differences.md."""
     known = rules()
