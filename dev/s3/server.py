@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from pathlib import Path
 
 from dev.kube.paths import cache_directory
@@ -26,7 +27,7 @@ from dev.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 LOCK = HERE.parents[1] / "requirements" / "s3.lock"
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 240.0
 POLL_S = 0.05
 BUCKET = "magnetar"
 REGION = "eu-central-1"
@@ -99,6 +100,9 @@ class S3Server:
                 self._request("PUT", f"/{BUCKET}", _location())
                 return
             except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
+                if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.CONFLICT:
+                    error.close()
+                    return  # a busy server had made the bucket, and answered too late
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     self.stop()
                     raise RuntimeError(
@@ -118,12 +122,12 @@ class S3Server:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(30)
+            self._process.wait(120)
             self._process = None
 
     def _request(self, method: str, path: str, body: bytes) -> bytes:
         with urllib.request.urlopen(
-            urllib.request.Request(f"{self.endpoint}{path}", data=body, method=method), timeout=10
+            urllib.request.Request(f"{self.endpoint}{path}", data=body, method=method), timeout=60
         ) as answer:
             return bytes(answer.read())
 

@@ -24,6 +24,7 @@ from dev.server_process import HOST, ServerProcess
 from dev.tcp_proxy import TcpProxy
 from dev.testbed.etcd_server import EtcdServer
 from magnetar.clock import SystemClock
+from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.records import CordonRecord
@@ -342,9 +343,14 @@ class Cluster:
 
     def incarnation(self, name: str) -> str:
         """The only incarnation of a broker, as soon as its former ones have been fenced."""
-        wait_for(f"one claim of {name}", lambda: len(self.claims(name)) == 1)
-        (incarnation,) = self.claims(name)
-        return incarnation
+        found: list[str] = []
+
+        def is_one() -> bool:
+            found[:] = self.claims(name)
+            return len(found) == 1
+
+        wait_for(f"one claim of {name}", is_one)
+        return found[0]
 
     # --- acts -------------------------------------------------------------------------------------
 
@@ -385,10 +391,20 @@ class Cluster:
         self._with_store(lambda store: store.delete(keys.cordon(name)))
 
     def _with_store(self, act: Callable[[EtcdStore], Any]) -> None:
+        """Do what may be done twice, until etcd has said that it is done."""
+
         async def run() -> None:
             store = EtcdStore([member.endpoint for member in self.members], clock=SystemClock())
+            deadline = time.monotonic() + PATIENCE_S
             try:
-                await act(store)
+                while True:
+                    try:
+                        await act(store)
+                        return
+                    except StoreUnavailable:  # another leader, or a busy machine
+                        if time.monotonic() > deadline:
+                            raise
+                        await asyncio.sleep(POLL_S)
             finally:
                 await store.close()
 

@@ -26,7 +26,7 @@ import yaml
 from dev.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S, STOP_TIMEOUT_S = 240.0, 240.0
 TOKEN = "tests-only"
 OPERATOR_TOKEN = "tests-operator"
 OPERATOR_NAMESPACE = "magnetar-system"
@@ -90,7 +90,7 @@ class EtcdProcess:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(60)
+            self._process.wait(STOP_TIMEOUT_S)
             self._process = None
 
 
@@ -143,7 +143,7 @@ class ControlPlane:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()  # nothing of it is kept, and a planned stop takes a while
-            self._process.wait(60)
+            self._process.wait(STOP_TIMEOUT_S)
             self._process = None
         self._etcd.stop()
 

@@ -135,10 +135,7 @@ class EtcdServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         tasks = Path(f"/proc/{self._process.pid}/task")
-        while any(
-            stat.read_text().rpartition(")")[2].split()[0] not in "Tt"
-            for stat in tasks.glob("*/stat")
-        ):
+        while any(not _stands_still(stat) for stat in tasks.glob("*/stat")):
             time.sleep(0.001)
 
     def thaw(self) -> None:
@@ -152,3 +149,11 @@ class EtcdServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def _stands_still(stat: Path) -> bool:
+    """Whether a thread is stopped, or has ended."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
