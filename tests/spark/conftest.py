@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,17 @@ from tests.spark.reading import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+TIMEOUT_S = 1800
+"""A test may run several jobs, each in a JVM of its own, on a machine that is busy with others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="module")
