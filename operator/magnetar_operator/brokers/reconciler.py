@@ -75,6 +75,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         return None
     if cluster.metadata.deletion_timestamp:
         return None  # children go with their owner; volumes stay
+    namespace_release.look_at_strangers(world, cluster)
     if is_paused(cluster):
         await _pause(world, cluster)
         return None

@@ -297,7 +297,8 @@ async def _write_record(
     observed: ObservedCoordinators,
     scale: CoordinatorPlan,
 ) -> list[Problem]:
-    """Write how many coordinators there should be. Raises NotLeading."""
+    """Write how many coordinators there should be. Raises NotLeading, and StoreError if the record
+    has changed since it was read: nothing follows from that look."""
     if scale.record is None or observed.state is None:
         return []
     unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", observed.state.set_revision)
@@ -313,8 +314,10 @@ async def _write_record(
                 f"{keys.COORDINATOR_SET} could not be written: {str(error) or 'no answer in time'}",
             )
         ]
+    if not written:
+        raise StoreError(f"{keys.COORDINATOR_SET} was changed at the same moment; trying again")
     before = observed.state.known
-    if written and before is not None and before.limit != scale.record.limit:
+    if before is not None and before.limit != scale.record.limit:
         text = f"coordinators 0 to {scale.record.limit - 1}" if scale.record.limit else "none"
         await world.events.normal(resource, "LimitChanged", f"who may begin transactions: {text}")
     return []

@@ -2,7 +2,8 @@
 
 Owns: telling people what was done and why nothing was done. Imports: kube.api, conditions,
 builders.object, clock. Invariants: an effect has one Event; a state that lasts has one when it
-begins; a failure to write one never stops the work.
+begins; a failure to write one never stops the work; one whose answer is missing is sent again, and
+one of a state that was not written at all is written by a later look.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, Reason, timestamp
 from magnetar_operator.kube.api import KubernetesApi
-from magnetar_operator.kube.errors import KubernetesError
+from magnetar_operator.kube.errors import (
+    ApiConflict,
+    ApiUnavailable,
+    KubernetesError,
+    NotLeading,
+)
 from magnetar_operator.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
 
 REMEMBERED_MAX = 10_000
+ATTEMPTS = 3
+"""A busy API server's answer may come too late, and nothing is done again for its Event alone."""
 
 
 def event(
@@ -78,8 +86,8 @@ class Events:
             return
         if len(self._last) >= REMEMBERED_MAX:
             self._last.clear()
-        self._last[key] = message
-        await self._write(about, kind, reason, message)
+        if await self._write(about, kind, reason, message):
+            self._last[key] = message
 
     async def paused(self, about: CustomResource) -> None:
         """The annotation keeps the operator from acting on it."""
@@ -90,7 +98,8 @@ class Events:
         """The state that `once` reported has ended; the same report is news again."""
         self._last.pop((about_uid, reason, ""), None)
 
-    async def _write(self, about: CustomResource, kind: str, reason: str, message: str) -> None:
+    async def _write(self, about: CustomResource, kind: str, reason: str, message: str) -> bool:
+        """Whether it is written, or never will be."""
         log.info("event", about=about.reference, reason=reason, message=message)
         now_ms = self._clock.wall_ms()
         # Times have whole seconds, and Events of one second are shown by name: the names keep their
@@ -105,7 +114,24 @@ class Events:
             "reportingInstance": self._identity,
         }
         try:
-            await self._api.post_event(manifest)
+            await self._post(manifest)
             self._metrics.events.labels(reason).inc()
         except KubernetesError as error:
             log.warning("event.failed", about=about.reference, reason=reason, error=str(error))
+            return not isinstance(error, ApiUnavailable | NotLeading)
+        return True
+
+    async def _post(self, manifest: Manifest) -> None:
+        """Raises KubernetesError."""
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                await self._api.post_event(manifest)
+            except ApiUnavailable:
+                if not left:
+                    raise
+            except ApiConflict:
+                if left == ATTEMPTS - 1:
+                    raise
+                return  # an attempt without an answer has written it
+            else:
+                return

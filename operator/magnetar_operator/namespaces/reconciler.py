@@ -24,7 +24,6 @@ from magnetar.metadata.codec import Record
 from magnetar.metadata.records import NamespaceRecord, TenantRecord
 from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName, NamespaceName
-from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.topic_namespace import FINALIZER, TopicNamespace
 from magnetar_operator.conditions import Blocked, Finding, Reason, Type, counted
 from magnetar_operator.engine.work_queue import Key
@@ -43,7 +42,12 @@ from magnetar_operator.namespaces.record import (
     seniority,
     tenant_changes,
 )
-from magnetar_operator.namespaces.release import release, release_former, release_system
+from magnetar_operator.namespaces.release import (
+    admits,
+    release,
+    release_former,
+    release_system,
+)
 from magnetar_operator.stores.connections import ClusterStore
 
 log = structlog.get_logger(__name__)
@@ -53,7 +57,6 @@ LOOK_AT_RIVAL_S = 3.0
 LOOK_AT_CLUSTER_S = 30.0
 """A cluster that comes has its namespaces looked at: `see_store`."""
 READ_TIMEOUT_S = 5.0
-ALL_NAMESPACES = "*"
 READABLE_REMEDY = (
     "grant the operator its role there, or take that namespace out of watchNamespaces or of the "
     "cluster's spec.allowedNamespaces"
@@ -179,7 +182,7 @@ async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore
     if cluster is None:
         text = f"BrokerCluster {namespace}/{name} does not exist; make it, or correct clusterRef"
         raise Blocked(Reason.CLUSTER_MISSING, text, LOOK_AT_CLUSTER_S)
-    if not _admits(cluster, resource.namespace):
+    if not admits(cluster, resource.namespace):
         raise Blocked(
             Reason.NOT_ALLOWED,
             f"BrokerCluster {namespace}/{name} does not admit namespace {resource.namespace}; add "
@@ -207,13 +210,6 @@ async def _own_store(world: World, resource: TopicNamespace) -> ClusterStore:
         raise
 
 
-def _admits(cluster: BrokerCluster | None, namespace: str) -> bool:
-    if cluster is None:
-        return False
-    allowed = cluster.spec.allowed_namespaces
-    return namespace == cluster.namespace or namespace in allowed or ALL_NAMESPACES in allowed
-
-
 async def _require_oldest(world: World, resource: TopicNamespace, exists: bool) -> None:
     """The namespace has no owner: raises Blocked if an older resource, which the cluster admits,
     speaks for it too. Raises InvalidResource.
@@ -225,13 +221,13 @@ async def _require_oldest(world: World, resource: TopicNamespace, exists: bool) 
     for other in world.claimants(
         resource.cluster_key, resource.spec.tenant, resource.spec.namespace
     ):
-        if seniority(other) < seniority(resource) and _admits(cluster, other.namespace):
+        if seniority(other) < seniority(resource) and admits(cluster, other.namespace):
             raise _conflict(resource, other)
     hidden = next(
         (
             name
             for name in world.namespaces
-            if exists and world.refused(name) and _admits(cluster, name)
+            if exists and world.refused(name) and admits(cluster, name)
         ),
         "",
     )
@@ -266,7 +262,7 @@ async def _senior(world: World, resource: TopicNamespace, owner: str) -> TopicNa
             "correct or delete it"
         )
         raise Blocked(Reason.CONFLICT, text, LOOK_AT_RIVAL_S) from error
-    if not _admits(await world.cluster(*resource.cluster_key), namespace):
+    if not admits(await world.cluster(*resource.cluster_key), namespace):
         return None
     if other is None and world.refused(namespace):
         text = (
@@ -354,6 +350,7 @@ async def _ensure_tenant(
     if not fields and (current is None or current.owner != owner):
         return False, ""
     if current is not None and current.owner != owner:
+        store.follow(key, owner)
         senior = await _senior(world, resource, current.owner)
         if (
             senior is not None

@@ -38,6 +38,7 @@ from magnetar_operator.stores.connections import ClusterStore
 
 log = structlog.get_logger(__name__)
 
+ALL_NAMESPACES = "*"
 DECODED_AT_ONCE = 200
 SWEEP_ATTEMPTS = 3
 READ_TIMEOUT_S = 5.0
@@ -180,6 +181,22 @@ def look_at_all(world: World, namespace: str, name: str, *, gone: bool) -> None:
             world.look_at(Key(found.kind, *found.name))
 
 
+def admits(cluster: BrokerCluster | None, namespace: str) -> bool:
+    if cluster is None:
+        return False
+    allowed = cluster.spec.allowed_namespaces
+    return namespace == cluster.namespace or namespace in allowed or ALL_NAMESPACES in allowed
+
+
+def look_at_strangers(world: World, cluster: BrokerCluster) -> None:
+    """If a cluster's spec has changed, have the TopicNamespaces that it does not admit say so."""
+    if cluster.metadata.generation == cluster.status.observed_generation:
+        return
+    for found in world.referring(cluster.namespace, cluster.name):
+        if not admits(cluster, found.name[0]):
+            world.look_at(Key(found.kind, *found.name))
+
+
 async def _orphans_of(world: World, cluster: BrokerCluster, store: ClusterStore) -> list[Key]:
     """As `orphans`, of one cluster; none if its store does not answer."""
     owners = await _owners(store)
@@ -193,8 +210,9 @@ async def _orphans_of(world: World, cluster: BrokerCluster, store: ClusterStore)
         namespace, _, resource = owner.partition("/")
         if world.namespaces and namespace not in world.namespaces:
             continue
-        if former := await _former(world, cluster, namespace, resource, owned):
-            store.claims.setdefault((namespace, resource), set()).update(former)
+        # known from now on, should the resource go before anybody has looked at it
+        store.claims.setdefault((namespace, resource), set()).update(owned)
+        if await _former(world, cluster, namespace, resource, owned):
             found.append(Key(TOPIC_NAMESPACE.kind, namespace, resource))
     return found
 

@@ -81,6 +81,8 @@ class ClusterStore:
         self.empty_since: dict[NamespaceName, tuple[tuple[object, ...], float]] = {}
         """Namespaces about to be deleted: what was seen of them, and since when (monotonic) it
         is so."""
+        self._followers: dict[str, set[str]] = {}
+        """By record: who decided by it, though another resource owns it."""
         self.swept: set[str] = set()
         """Clusters (uids) for which it was looked up what resources that are gone still own
         here."""
@@ -148,7 +150,7 @@ class ClusterStore:
     def _answered(self, breaker: CircuitBreaker) -> None:
         if breaker.answered():
             self._writes.try_now()
-            self._recovered()
+            self.look_again()
 
     def _viewed(self, error: StoreError | None) -> None:
         """A view has read everything, or could not."""
@@ -157,18 +159,26 @@ class ClusterStore:
         else:
             self._answered(self._reads)
 
-    def _recovered(self) -> None:
-        """Who was refused a record while the store was unavailable looks again."""
+    def look_again(self) -> None:
+        """Have all resources that speak for something here look again: those that were refused a
+        record while the store was unavailable, or that decided by what another store said."""
         for namespace, name in self.claims:
             self._owned_changed(f"{namespace}/{name}")
 
+    def follow(self, key: str, owner: str) -> None:
+        """`owner` decides by a record that another resource owns: the next change of it concerns
+        both."""
+        self._followers.setdefault(key, set()).add(owner)
+
     def _changed(self, change: Change) -> None:
-        """A record has changed: its owners look at it, but for the one that wrote it."""
+        """A record has changed: its owners and followers look at it, but for the one that wrote
+        it."""
         old, new = (
             _owner_of(change.key, value) if value is not None else ""
             for value in (change.old, change.new)
         )
-        for owner in {old, new} - {"", new if change.ours else ""}:
+        concerned = {old, new} | self._followers.pop(change.key, set())
+        for owner in concerned - {"", new if change.ours else ""}:
             self._owned_changed(owner)
 
     async def close(self) -> None:
@@ -334,18 +344,26 @@ class Stores:
         )
         self._owned_changed = owned_changed
         self._open: dict[Endpoints, tuple[TlsMaterial | None, ClusterStore]] = {}
-        self._used: dict[Cluster, Endpoints] = {}
+        self._used: dict[Cluster, tuple[Endpoints, TlsMaterial | None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def of(
         self, cluster: Cluster, endpoints: Sequence[str], tls: TlsMaterial | None = None
     ) -> ClusterStore:
         """The store of `cluster` behind `endpoints` (host:port); connects when first used, and
-        again when it comes to TLS or has another secret."""
-        key = tuple(endpoints)
-        before, self._used[cluster] = self._used.get(cluster, key), key
-        if before != key:
+        again when it comes to TLS or has another secret. Resources that decided by another one
+        until now look again."""
+        now = tuple(endpoints), tls
+        before, self._used[cluster] = self._used.get(cluster, now), now
+        _, former = self._open.get(before[0], (None, None))
+        if before[0] != now[0]:
             self._close_unused()
+        store = self._opened(*now)
+        if before != now and former is not None:
+            former.look_again()  # what changed between their views was not reported
+        return store
+
+    def _opened(self, key: Endpoints, tls: TlsMaterial | None) -> ClusterStore:
         known, store = self._open.get(key, (None, None))
         if store is not None and known is tls:
             return store
@@ -371,9 +389,10 @@ class Stores:
         return [store for _, store in self._open.values()]
 
     def leadership_changed(self) -> None:
-        """Every term ends with the Lease."""
-        for _, store in self._open.values():
+        """Every term ends with the Lease; what went while another process led was not seen."""
+        for store in self.opened():
             store.forget_term()
+            store.swept.clear()
 
     def retain(self, clusters: Iterable[Cluster]) -> None:
         """Forget all other clusters: what none of these uses is closed."""
@@ -381,7 +400,7 @@ class Stores:
         self._close_unused()
 
     def _close_unused(self) -> None:
-        for endpoints in set(self._open) - set(self._used.values()):
+        for endpoints in set(self._open) - {used for used, _ in self._used.values()}:
             log.info("store.closed", endpoints=",".join(endpoints))
             self._close_soon(self._open.pop(endpoints)[1])
 

@@ -68,11 +68,12 @@ class RecordView:
         self._records: dict[str, KeyValue] = {}
         self._doubtful: set[str] = set()
         self._own: dict[str, bytes | None] = {}
-        self._loaded_at = 0
+        self._shown_at = 0
+        """The newest revision that a range or the watch has shown; 0 = none yet."""
 
     def knows(self, key: str) -> bool:
         """Whether `get` may be asked for this key."""
-        return self._loaded_at > 0 and key.startswith(self._prefix) and key not in self._doubtful
+        return self._shown_at > 0 and key.startswith(self._prefix) and key not in self._doubtful
 
     def get(self, key: str) -> KeyValue | None:
         """The record as it was last known."""
@@ -151,21 +152,21 @@ class RecordView:
         """Everything as of one revision. Younger records are our own writes made since, unless
         the store itself has gone back in time."""
         before, self._records = self._records, {item.key: item for item in found.items}
-        first, went_back = self._loaded_at == 0, found.revision < self._loaded_at
-        self._loaded_at = found.revision
+        first, went_back = self._shown_at == 0, found.revision < self._shown_at
+        self._shown_at = found.revision
         self._doubtful.clear()
         for key, old in before.items():
             if old.mod_revision > found.revision and not went_back:
                 self._records[key] = old
             elif key not in self._records:
                 self._report(key, old, None, ours=False)
-        if first:
-            return
         for key, new in self._records.items():
-            self._report(key, before.get(key), new, ours=False)
+            if not first or key in before:  # what nobody has asked for yet surprises nobody
+                self._report(key, before.get(key), new, ours=False)
 
     def _take(self, event: Event) -> None:
         key, old = event.key, self._records.get(event.key)
+        self._shown_at = max(self._shown_at, event.mod_revision)
         ours = key in self._own and self._own.pop(key) == event.value
         if old is not None and event.mod_revision <= old.mod_revision:
             return
@@ -183,7 +184,7 @@ class RecordView:
         old = self._records.get(item.key)
         if old is None or old.mod_revision < item.mod_revision:
             self._records[item.key] = item
-            if self._loaded_at:
+            if self._shown_at or old is not None:
                 self._report(item.key, old, item, ours)
 
     def _report(self, key: str, old: KeyValue | None, new: KeyValue | None, ours: bool) -> None:

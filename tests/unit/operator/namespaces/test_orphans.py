@@ -191,3 +191,42 @@ async def test_a_resource_that_was_stored_before_the_rule_does_not_own_the_broke
         record.boundaries, {"max_topics_per_namespace": 7}
     )
     assert await namespace_release.orphans(world) == ORPHANS[:1]
+
+
+def cluster_of(world: World) -> BrokerCluster:
+    found = world.cache.get("BrokerCluster", OPEN, "main")
+    assert found is not None
+    return BrokerCluster.model_validate(found.manifest)
+
+
+async def test_what_went_while_another_process_led_is_found_by_the_next_look_at_its_cluster() -> (
+    None
+):
+    """Once per term, not once per life: this one did not see what the other should have released."""
+    found: list[Key] = []
+    world = replace(await world_of(Secrets(FORBIDDEN)), look_at=found.append)
+    for _ in range(2):
+        await namespace_release.see_store(world, cluster_of(world))
+        assert found == ORPHANS[:1]
+    world.stores.leadership_changed()
+    await namespace_release.see_store(world, cluster_of(world))
+    assert found == 2 * ORPHANS[:1]
+
+
+async def test_what_goes_after_the_sweep_and_before_its_own_look_is_released() -> None:
+    """As where a cluster has come back: nobody but the sweep knows what the resource owns there."""
+    world = await world_of(Secrets(FORBIDDEN))
+    spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders"}
+    metadata = {"name": "orders", "namespace": OPEN, "uid": "o", "resourceVersion": "2"}
+    resource = shown(
+        {"apiVersion": API_VERSION, "kind": "TopicNamespace", "metadata": metadata, "spec": spec}
+    )
+    world.cache.put(resource)
+    await namespace_release.see_store(world, cluster_of(world))
+    world.cache.remove(resource)
+    assert await topic_namespace.reconcile(world, ORPHANS[0]) is None
+    item = await world.stores.opened()[0].reader.get(
+        keys.namespace(NamespaceName("acme", "orders"))
+    )
+    assert item is not None
+    assert NamespaceRecord.decode(item.value).owner == ""

@@ -11,6 +11,7 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
+from magnetar.metadata.backends.etcd_tls import TlsBytes
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import NamespaceRecord
 from magnetar.metadata.store import (
@@ -275,6 +276,52 @@ async def test_whoever_loses_a_record_by_our_write_is_told(watch_first: bool) ->
         assert await written
     await store.close()
     assert told.empty()
+
+
+async def test_who_decided_by_a_record_of_another_resource_is_told_once_that_it_has_changed() -> (
+    None
+):
+    """As its owner is; whoever has looked again says so itself."""
+    told, backend = asyncio.Queue[str](), LateAnswers()
+    backend.answers.set()
+    store = ClusterStore(
+        backend, SystemClock(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
+    )
+
+    async def change(bundles: int) -> None:
+        await backend.put(KEY, NamespaceRecord((0, bundles), {}, "t/owner").encode())
+
+    async with asyncio.timeout(120):
+        await change(1)
+        await store.record(KEY)
+        store.follow(KEY, "t/follower")
+        await backend.viewed.wait()
+        await change(2)
+        assert {await told.get(), await told.get()} == {"t/owner", "t/follower"}
+        await change(3)
+        assert await told.get() == "t/owner"
+        await change(4)
+        assert await told.get() == "t/owner"
+    await store.close()
+
+
+async def test_who_decided_by_one_store_looks_again_when_its_cluster_has_another() -> None:
+    """Other members, or the same by TLS: no view has shown what is otherwise there. Not when
+    another cluster comes, and not again and again."""
+    told: list[str] = []
+    stores = Stores(SystemClock(), OperatorMetrics(), "operator", lambda: True, told.append)
+    tls = TlsBytes(b"authority", b"certificate", b"key")
+    try:
+        stores.of(ONE, HERE).claims["team", "orders"] = {NamespaceName("acme", "orders")}
+        stores.of(TWO, HERE)
+        assert told == []
+        stores.of(ONE, THERE).claims["team", "orders"] = {NamespaceName("acme", "orders")}
+        assert told == ["team/orders"]
+        for _ in range(2):
+            stores.of(ONE, THERE, tls)
+            assert told == 2 * ["team/orders"]
+    finally:
+        await stores.close()
 
 
 def test_the_longer_a_store_is_away_the_more_seldom_its_resources_look() -> None:

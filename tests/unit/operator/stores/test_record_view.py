@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.clock import SystemClock
 from magnetar.metadata.backends.memory import MemoryStore
-from magnetar.metadata.store import Delete, KeyValue, Put, RangeResult
+from magnetar.metadata.store import Delete, Event, KeyValue, Put, RangeResult
 from magnetar_operator.stores.record_view import Change, RecordView
 
 A, B = "namespaces/acme/a", "namespaces/acme/b"
@@ -147,3 +147,29 @@ def test_what_a_gap_hid_is_told_and_a_store_from_a_backup_is_believed() -> None:
     load(3, (A, b"old", 2))
     assert (value(view, A), value(view, B)) == (b"old", None)
     assert told == [Change(B, b"mine", None), Change(A, b"2", b"old")]
+
+
+def test_what_was_asked_for_before_the_first_look_at_all_is_told() -> None:
+    """Somebody has decided by it: the first range may show a change of it, and a write of ours may
+    come before that range."""
+    told: list[Change] = []
+    view = RecordView(MemoryStore(SystemClock()), "namespaces/", told.append, SystemClock())
+    for key in (A, B):
+        view.read(key, KeyValue(key, b"1", 1, 5, 1))
+    view.wrote([Put(B, b"mine")], 6)
+    assert told == [Change(B, b"1", b"mine", ours=True)]
+    new = "namespaces/acme/new"
+    found = (KeyValue(A, b"2", 1, 7, 2), KeyValue(B, b"mine", 1, 6, 2), KeyValue(new, b"", 8, 8, 1))
+    view._load(RangeResult(10, found))
+    assert told[1:] == [Change(A, b"1", b"2")]
+
+
+def test_a_store_that_went_back_behind_what_the_watch_has_shown_is_believed() -> None:
+    """Though it is ahead of the last range: what came after is not a write of ours."""
+    told: list[Change] = []
+    view = RecordView(MemoryStore(SystemClock()), "namespaces/", told.append, SystemClock())
+    view._load(RangeResult(10, (KeyValue(A, b"1", 1, 5, 1),)))
+    view._take(Event(A, b"2", 40, 1))
+    view._load(RangeResult(30, (KeyValue(A, b"1", 1, 5, 1),)))
+    assert value(view, A) == b"1"
+    assert told == [Change(A, b"1", b"2"), Change(A, b"2", b"1")]
