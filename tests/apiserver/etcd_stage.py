@@ -130,9 +130,12 @@ class EtcdKubelet:
             "observedGeneration": found["metadata"]["generation"],
         }  # fmt: skip
         if {key: found.get("status", {}).get(key, 0) for key in status} != status:
-            self._scene.merge(
+            # it may have been deleted since it was read
+            self._scene.plane.request(
+                "PATCH",
                 f"{self._scene.core('statefulsets', SET, '/apis/apps/v1')}/status",
                 {"status": status},
+                "application/merge-patch+json",
             )
 
     def _collect(self) -> None:

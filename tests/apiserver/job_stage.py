@@ -14,23 +14,31 @@ from tests.apiserver.stage import Brokers, Scene, until
 TOPIC = "persistent://public/default/prices"
 
 
-HOUR_MS = 3_600_000
+HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 
 
 class SetClock:
-    """How far the wall clock is ahead of the machine's."""
+    """How far the wall clock is ahead of the machine's, and a time of every hour that is half an
+    hour away: no hour ends by itself while a test runs."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
+        self._minute = (self.now_ms() // MINUTE_MS + 30) % 60
+
+    @property
+    def schedule(self) -> str:
+        """Once an hour."""
+        return f"{self._minute} * * * *"
 
     def now_ms(self) -> int:
         return SystemClock().wall_ms()
 
-    def to_next_hour(self) -> str:
-        """Go to a moment after the next full hour; the name of its run."""
-        hour = self.now_ms() // HOUR_MS + 1
-        self.ahead_ms += hour * HOUR_MS + 1000 - self.now_ms()
-        return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y%m%d-%H%M")
+    def to_next_time(self) -> str:
+        """Go to a moment after the next time of the schedule; the name of its run."""
+        past_ms = self._minute * MINUTE_MS
+        due_ms = ((self.now_ms() - past_ms) // HOUR_MS + 1) * HOUR_MS + past_ms
+        self.ahead_ms += due_ms + 1000 - self.now_ms()
+        return datetime.fromtimestamp(due_ms / 1000, UTC).strftime("%Y%m%d-%H%M")
 
 
 class Jobs:

@@ -98,10 +98,12 @@ class Stage:
 
     async def becomes(self, what: str, predicate: Callable[[], Awaitable[bool]]) -> None:
         """Wait for something in the store."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not await predicate():
-                await asyncio.sleep(0.05)
-        assert await predicate(), what
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not await predicate():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"not within {TIMEOUT_S} s: {what}") from None
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Rights, as the chart grants them and as the operator uses them.
 
-Owns: reading rules into (group, resource, verb), reading the API server's audit log.
+Owns: reading rules into (group, resource, verb), whether the API server goes by them, reading its
+audit log.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+
+from dev.testbed.control_plane import ControlPlane
 
 WHOLE_TIER = pytest.StashKey[bool]()
 """Whether every test of the tier runs in this session."""
@@ -67,6 +70,55 @@ def flattened(rules: Iterable[dict[str, Any]]) -> Iterator[Right]:
             for resource in rule["resources"]:
                 for verb in rule["verbs"]:
                     yield Right(group, resource, verb)
+
+
+def rules_of(plane: ControlPlane, account: str, namespace: str) -> list[dict[str, Any]]:
+    """What the API server lets an account do in a namespace, by its own words."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    status, answer = plane.request(
+        "POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review, account=account
+    )
+    assert status == 201, answer
+    assert not answer["status"]["incomplete"]
+    rules: list[dict[str, Any]] = answer["status"]["resourceRules"]
+    return rules
+
+
+def are_in_force(plane: ControlPlane, rendered: str) -> bool:
+    """Whether the API server goes by all roles and bindings of these documents: it sees what was
+    written a moment later, each kind on its own."""
+    documents = [document for document in yaml.safe_load_all(rendered) if document]
+
+    def place(kind: str, document: dict[str, Any], name: str) -> tuple[str, str, str]:
+        namespace = document["metadata"].get("namespace", "") if kind == "Role" else ""
+        return kind, namespace, name
+
+    roles = {
+        place(document["kind"], document, document["metadata"]["name"]): document["rules"]
+        for document in documents
+        if document["kind"].endswith("Role")
+    }
+    return all(
+        set(
+            flattened(roles[place(binding["roleRef"]["kind"], binding, binding["roleRef"]["name"])])
+        )
+        <= set(
+            flattened(
+                rules_of(
+                    plane,
+                    f"system:serviceaccount:{subject['namespace']}:{subject['name']}",
+                    binding["metadata"].get("namespace", "default"),
+                )
+            )
+        )
+        for binding in documents
+        if binding["kind"].endswith("RoleBinding")
+        for subject in binding["subjects"]
+    )
 
 
 UNKNOWN_YET = "cannot find RESTMapping"

@@ -8,6 +8,7 @@ read the diff.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -15,8 +16,16 @@ import pytest
 import yaml
 
 from dev.testbed.control_plane import ROOT, ControlPlane, EtcdProcess, rendered
-from tests.apiserver.rights import Right, flattened
-from tests.apiserver.stage import Scene, brokers_of, external, running_operator, until
+from tests.apiserver.rights import Right, are_in_force, flattened, rules_of
+from tests.apiserver.stage import (
+    POLL_S,
+    TIMEOUT_S,
+    Scene,
+    brokers_of,
+    external,
+    running_operator,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -72,27 +81,22 @@ def places(control_plane: ControlPlane, namespace: str) -> tuple[str, str, str]:
         for document in documents
         if document and document["kind"].endswith(("Role", "RoleBinding"))
     ]
-    applied = control_plane.kubectl("apply", "-f", "-", text_input=yaml.safe_dump_all(roles))
+    text = yaml.safe_dump_all(roles)
+    applied = control_plane.kubectl("apply", "-f", "-", text_input=text)
     assert applied.returncode == 0, applied.stderr
+    deadline = time.monotonic() + TIMEOUT_S
+    while not are_in_force(control_plane, text):
+        assert time.monotonic() < deadline, "the API server does not go by the chart's roles"
+        time.sleep(POLL_S)
     return namespace, SYSTEM, ELSEWHERE
 
 
 def may(plane: ControlPlane, account: str, namespace: str) -> set[tuple[Right, str]]:
     """Every right of an account in a namespace, with the name of the only object that it is for
     ("": it is for all)."""
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": namespace},
-    }
-    status, answer = plane.request(
-        "POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review, account=account
-    )
-    assert status == 201, answer
-    assert not answer["status"]["incomplete"]
     found = {
         (right, name)
-        for rule in answer["status"]["resourceRules"]
+        for rule in rules_of(plane, account, namespace)
         for right in flattened([rule])
         for name in rule.get("resourceNames", [""])
     }

@@ -30,6 +30,7 @@ from tests.apiserver.stage import (
     bind,
     brokers_of,
     external,
+    look_at_all,
     quiet,
     running_operator,
     settled,
@@ -101,7 +102,7 @@ class Stage:
 
     async def look(self) -> None:
         """One more pass over everything."""
-        await self.operator.controller.enqueue_all()
+        await look_at_all(self.operator)
         await quiet(self.operator)
 
     async def report(self, **rates: float) -> None:

@@ -27,6 +27,7 @@ from tests.apiserver.stage import (
     Kubelet,
     Scene,
     brokers_of,
+    look_at_all,
     quiet,
     repeating,
     replaced,
@@ -150,7 +151,7 @@ async def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_wr
         await settled(operator)
         before = writes(operator)
         for _ in range(3):
-            await operator.controller.enqueue_all()
+            await look_at_all(operator)
             await quiet(operator)
         assert writes(operator) == before
 
@@ -238,7 +239,7 @@ async def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_dele
         scene.delete(path)
         await until("the other one serves", lambda: replicas(scene, "later-coordinator") == 2)
         known = await set_of(brokers)
-        assert known is not None
+        assert known is not None, "the record is written before the StatefulSet follows it"
         assert (known.limit, known.owner) == (2, f"{scene.namespace}/later")
 
 

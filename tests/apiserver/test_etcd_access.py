@@ -20,7 +20,7 @@ from magnetar_operator.builders.etcd_tls import MEMBER, pair_of, subjects
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.etcd.certificates import Subject, issue, leaf_problem, make_authority
 from magnetar_operator.main import Operator
-from tests.apiserver.stage import Scene, running_operator, settled, until
+from tests.apiserver.stage import Scene, quiet, running_operator, settled, until
 from tests.contract.metadata.guarded_etcd import HERE, Guarded
 
 pytestmark = pytest.mark.slow
@@ -142,6 +142,7 @@ async def test_a_cluster_made_again_keeps_its_authority_and_a_lost_one_is_not_re
     async with running_operator(scene.namespace) as operator:
         scene.create("BrokerCluster", "main", {})
         await until("six secrets", lambda: len(all_secrets(scene)) == len(PARTS))
+        await quiet(operator)  # or the pass that made them makes the StatefulSet after its deletion
         first = all_secrets(scene)
         scene.delete(scene.path("brokerclusters", "main"))
         for part in PARTS[1:]:  # what the garbage collector would do

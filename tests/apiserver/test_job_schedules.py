@@ -14,6 +14,7 @@ from tests.apiserver.stage import (
     Scene,
     brokers_of,
     external,
+    look_at_all,
     quiet,
     running_operator,
     until,
@@ -40,21 +41,21 @@ async def test_a_schedule_makes_one_run_a_time_and_forgets_old_ones(
         scene.create("BrokerCluster", "main", external(cluster_etcd))
         jobs = Jobs(scene, brokers)
         await brokers.enter(TOPIC)
-        uid = jobs.create(schedule="0 * * * *", successfulRunsHistoryLimit=1)
+        uid = jobs.create(schedule=clock.schedule, successfulRunsHistoryLimit=1)
         await until("the next time", lambda: jobs.status().get("nextScheduleTime"))
         assert (jobs.status()["state"], jobs.history()) == ("Scheduled", [])
 
         runs = []
         for number in range(3):
-            token = clock.to_next_hour()
+            token = clock.to_next_time()
             runs.append(token)
-            await operator.controller.enqueue_all()
+            await look_at_all(operator)
             driver = await until(f"run {number}", lambda token=token: jobs.driver(1, token))
             assert jobs.history()[0][0] == token
             await succeed(brokers, scene, f"{token}-{uid[:8]}")
             jobs.report(driver["metadata"]["name"], "Succeeded")
             await until("its end", lambda token=token: (token, "Succeeded") in jobs.history())
-            await operator.controller.enqueue_all()
+            await look_at_all(operator)
             await quiet(operator)
         assert [token for token, _ in jobs.history()] == [runs[2]]
         assert jobs.driver(1, runs[0]) is None
@@ -63,11 +64,11 @@ async def test_a_schedule_makes_one_run_a_time_and_forgets_old_ones(
         assert await brokers.store.get(keys.job_run(job, f"{runs[2]}-{uid[:8]}")) is not None
 
         clock.ahead_ms -= 24 * HOUR_MS
-        await operator.controller.enqueue_all()
+        await look_at_all(operator)
         await quiet(operator)
         assert [token for token, _ in jobs.history()] == [runs[2]]
-        again = clock.to_next_hour()
-        await operator.controller.enqueue_all()
+        again = clock.to_next_time()
+        await look_at_all(operator)
         await until("the schedule goes on", lambda: jobs.driver(1, again))
 
 
@@ -83,15 +84,15 @@ async def test_a_request_and_a_replacement_beside_a_schedule(
         scene.create("BrokerCluster", "main", external(cluster_etcd))
         jobs = Jobs(scene, brokers)
         await brokers.enter(TOPIC)
-        jobs.create(schedule="0 * * * *", concurrencyPolicy="Replace")
+        jobs.create(schedule=clock.schedule, concurrencyPolicy="Replace")
         await until("the next time", lambda: jobs.status().get("nextScheduleTime"))
         scene.merge(jobs.path, {"spec": {"runRequest": "by-hand"}})
         driver = await until("the requested run", lambda: jobs.driver(1, "by-hand"))
         jobs.report(driver["metadata"]["name"], "Running", podIP="10.1.2.3")
         await until("it is at work", lambda: jobs.history() == [("by-hand", "Running")])
 
-        token = clock.to_next_hour()
-        await operator.controller.enqueue_all()
+        token = clock.to_next_time()
+        await look_at_all(operator)
         await until("the scheduled run", lambda: jobs.driver(1, token))
         assert jobs.driver(1, "by-hand") is None
         states = await until(

@@ -11,6 +11,7 @@ import pytest
 from dev.testbed.control_plane import ControlPlane
 from magnetar.clock import SystemClock
 from magnetar_operator.builders.object import Manifest
+from magnetar_operator.kube import api, leadership
 from magnetar_operator.kube.api import KubernetesApi, connect
 from magnetar_operator.kube.connection import Connection
 from magnetar_operator.kube.errors import NotLeading
@@ -55,7 +56,10 @@ async def two_candidates(namespace: str) -> AsyncIterator[tuple[Candidate, Candi
 
 @pytest.fixture(autouse=True)
 def _kubeconfig(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests move the clocks that decide; how long a busy API server takes decides nothing."""
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+    monkeypatch.setattr(leadership, "ATTEMPT_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(api, "WRITE_TIMEOUT_S", 30.0)
 
 
 def config_map(namespace: str) -> Manifest:

@@ -10,6 +10,7 @@ from tests.apiserver.stage import (
     Kubelet,
     Scene,
     brokers_of,
+    look_at_all,
     quiet,
     running_operator,
     settled,
@@ -78,7 +79,7 @@ async def test_addresses_reach_brokers_and_services_follow_the_fleet(
 
         await settled(operator)
         before = writes(operator)
-        await operator.controller.enqueue_all()
+        await look_at_all(operator)
         await quiet(operator)
         assert writes(operator) == before, "a steady state with listeners makes no write either"
 
@@ -161,7 +162,7 @@ async def test_coordinators_have_addresses_by_the_clusters_listeners(
         )
         await settled(operator)
         before = writes(operator)
-        await operator.controller.enqueue_all()
+        await look_at_all(operator)
         await quiet(operator)
         assert writes(operator) == before
         scene.merge(path, {"spec": {"listeners": []}})

@@ -19,7 +19,7 @@ from magnetar_operator.brokers import reconciler as broker_cluster
 from magnetar_operator.etcd import rotation as etcd_rotation
 from magnetar_operator.etcd import start as etcd_start
 from tests.apiserver.etcd_stage import SET, EtcdKubelet
-from tests.apiserver.stage import Kubelet, Scene, running_operator, until, writes
+from tests.apiserver.stage import Kubelet, Scene, look_at_all, running_operator, until, writes
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 240.0
@@ -336,7 +336,7 @@ async def _writes_of_passes(operator: Any) -> float:
     """Requests that could change something, in two whole passes."""
     before = writes(operator)
     for _ in range(2):
-        await operator.controller.enqueue_all()
+        await look_at_all(operator)
         calm = 0
         while calm < 10:
             calm = calm + 1 if operator.queue.idle else 0

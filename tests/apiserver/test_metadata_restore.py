@@ -30,7 +30,7 @@ from tests.apiserver.etcd_stage import EtcdKubelet
 from tests.apiserver.stage import Kubelet, Scene, running_operator, until
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
 CLOCK = SystemClock()
 TENANT = "tenants/shop"
 LISTENERS = [{"name": "nodes", "type": "NodePort"}]

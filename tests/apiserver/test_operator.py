@@ -23,6 +23,7 @@ from tests.apiserver.stage import (
     bind,
     brokers_of,
     external,
+    look_at_all,
     make_lost_node,
     quiet,
     replaced,
@@ -58,7 +59,7 @@ async def test_an_empty_spec_becomes_a_cluster_with_its_own_etcd(scene: Scene) -
         assert (ready["status"], ready["reason"]) == ("False", "MetadataStoreStarting")
         await settled(operator)
         before = writes(operator)
-        await operator.controller.enqueue_all()
+        await look_at_all(operator)
         await quiet(operator)
         assert writes(operator) == before
         metadata = scene.cluster()["metadata"]
@@ -98,7 +99,7 @@ async def test_a_steady_state_makes_no_write(scene: Scene, cluster_etcd: EtcdPro
         await settled(operator)
         before = writes(operator)
         for _ in range(3):
-            await operator.controller.enqueue_all()
+            await look_at_all(operator)
             await quiet(operator)
         assert writes(operator) == before
 

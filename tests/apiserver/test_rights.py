@@ -28,7 +28,15 @@ from magnetar.names import NamespaceName, initial_boundaries
 from magnetar.resources.base import GROUP
 from magnetar.resources.definitions import NAMINGS
 from tests.apiserver.namespace_stage import KEY, TTL, Stage
-from tests.apiserver.rights import WHOLE_TIER, Right, granted, requests
+from tests.apiserver.rights import (
+    WHOLE_TIER,
+    Right,
+    are_in_force,
+    flattened,
+    granted,
+    requests,
+    rules_of,
+)
 from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, running_operator, until
 
 pytestmark = pytest.mark.slow
@@ -106,11 +114,7 @@ async def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none
     make_namespace(control_plane, SCOPED_NAMESPACE)
     applied = control_plane.kubectl("apply", "-f", "-", text_input=rendered)
     assert applied.returncode == 0, applied.stderr
-    asking = ("auth", "can-i", "create", "secrets", "-n", namespace, "--as", SCOPED_USER)
-    await until(
-        "the API server has seen the roles",
-        lambda: control_plane.kubectl(*asking).returncode == 0,
-    )
+    await until("the roles are in force", lambda: are_in_force(control_plane, rendered))
     monkeypatch.setenv("KUBECONFIG", str(control_plane.scoped_kubeconfig))
     scene = Scene(control_plane, namespace)
 
@@ -198,6 +202,7 @@ async def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
     )
     applied = control_plane.kubectl("apply", "-f", "-", text_input=rendered)
     assert applied.returncode == 0, applied.stderr
+    await until("the roles are in force", lambda: are_in_force(control_plane, rendered))
     monkeypatch.setenv("KUBECONFIG", str(control_plane.scoped_kubeconfig))
     scenes = {name: Scene(control_plane, name) for name in (namespace, gone, half)}
     spec = {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}}
@@ -211,6 +216,12 @@ async def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
         {"name": "shared", "namespace": namespace},
         keys.namespace(NamespaceName("acme", "invoices")),
     )
+
+    pods_read = {Right("", "pods", verb) for verb in ("get", "list", "watch")}
+
+    def left(name: str) -> set[Right]:
+        """What the operator may do there."""
+        return set(flattened(rules_of(control_plane, SCOPED_USER, name)))
 
     async def scenario(brokers: Brokers) -> None:
         here, there = Stage(scenes[namespace], brokers), Stage(scenes[half], brokers)
@@ -244,6 +255,10 @@ async def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
             }
         ]
         scenes[half].merge(roles, {"rules": few})
+        await until(
+            "the API server goes by that",
+            lambda: not pods_read & {right for name in (gone, half) for right in left(name)},
+        )
         scenes[half].create("BrokerCluster", "main", spec)
         await brokers.store.put(
             invoices, NamespaceRecord(initial_boundaries(2), {TTL: 86400}).encode()

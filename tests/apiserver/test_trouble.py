@@ -19,7 +19,15 @@ from magnetar.metadata import keys
 from magnetar_operator.conditions import Reason
 from magnetar_operator.main import Operator
 from tests.apiserver.fault_proxy import FaultProxy
-from tests.apiserver.stage import Brokers, Scene, brokers_of, running_operator, until, writes
+from tests.apiserver.stage import (
+    Brokers,
+    Scene,
+    brokers_of,
+    look_at_all,
+    running_operator,
+    until,
+    writes,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +171,7 @@ async def test_it_converges_after_any_trouble_with_the_api_server(
             assert proxy.faults[fault] or SEEDS < 10, f"the plans never made this trouble: {fault}"
         await calm(operator)
         before = writes(operator)
-        await operator.controller.enqueue_all()
+        await look_at_all(operator)
         await calm(operator)
         assert writes(operator) == before
 
@@ -174,7 +182,7 @@ async def calm(operator: Operator) -> None:
         while True:
             before = writes(operator)
             for _ in range(2):
-                await operator.controller.enqueue_all()
+                await look_at_all(operator)
                 quiet = 0
                 while quiet < 10:
                     quiet = quiet + 1 if operator.queue.idle else 0
