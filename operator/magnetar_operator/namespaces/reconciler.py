@@ -57,6 +57,16 @@ LOOK_AT_RIVAL_S = 3.0
 LOOK_AT_CLUSTER_S = 30.0
 """A cluster that comes has its namespaces looked at: `see_store`."""
 READ_TIMEOUT_S = 5.0
+OBSTACLES = frozenset(
+    {
+        Reason.CLUSTER_MISSING,
+        Reason.CONFLICT,
+        Reason.NOT_ALLOWED,
+        Reason.STORE_UNAVAILABLE,
+        Reason.TENANT_CONFLICT,
+    }
+)
+"""What may keep a resource from being Ready, and is reported when it begins."""
 READABLE_REMEDY = (
     "grant the operator its role there, or take that namespace out of watchNamespaces or of the "
     "cluster's spec.allowedNamespaces"
@@ -101,7 +111,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         owns_tenant, conflict = await _ensure_tenant(world, resource, store, news)
     except Blocked as blocked:
         await _inform(world, resource, news)
-        await world.events.once(resource, "Warning", blocked.reason.value, str(blocked))
+        await _warn(world, resource, blocked.reason, str(blocked))
         await _write_status(
             world, resource, Finding(Type.READY, False, blocked.reason, str(blocked))
         )
@@ -115,7 +125,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     )
     if conflict:
         finding = Finding(Type.READY, False, Reason.TENANT_CONFLICT, conflict)
-        await world.events.once(resource, "Warning", finding.reason.value, conflict)
+    await _warn(world, resource, finding.reason, conflict)
     try:
         await _write_status(
             world,
@@ -139,6 +149,14 @@ async def _inform(world: World, resource: TopicNamespace, news: Sequence[News]) 
         await (world.events.warning if one.warning else world.events.normal)(
             resource, one.reason, one.message
         )
+
+
+async def _warn(world: World, resource: TopicNamespace, reason: Reason, message: str) -> None:
+    """One Event for each obstacle that begins ("" = there is none): the others have ended."""
+    for other in OBSTACLES - {reason}:
+        world.events.forget(resource.metadata.uid, other.value)
+    if message:
+        await world.events.once(resource, "Warning", reason.value, message)
 
 
 async def _write_status(
