@@ -14,7 +14,7 @@ from magnetar_operator.kube.cache import shown
 from magnetar_operator.kube.events import Events
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.namespaces import reconciler as topic_namespace
-from tests.unit.operator.namespaces.test_orphans import FORBIDDEN, OPEN, Secrets, world_of
+from tests.support.operator_world import FORBIDDEN, OPEN, Secrets, world_of
 
 
 class Taking(KubernetesApi):
