@@ -44,7 +44,7 @@ class Server:
     """A running server; close it when its scenarios have ended."""
 
     def __init__(self, name: str, broker_port: int, http_url: str) -> None:
-        self.name, self.broker_port = name, broker_port
+        self.name, self.broker_port, self.http_url = name, broker_port, http_url
         self._http = httpx.AsyncClient(
             base_url=http_url, timeout=REST_TIMEOUT_S, follow_redirects=True, trust_env=False
         )

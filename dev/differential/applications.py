@@ -1,0 +1,368 @@
+"""`python -m dev.differential.applications`: what an application of the official client sees.
+
+Owns: `history(seed)`, steps of an application; `play`, which runs them through the official Python
+client; and the comparison of Apache Pulsar with Magnetar by them. Imports: pulsar, servers, the
+testbed's oracle. Invariants: the same seed gives the same steps; a message is named by the order of
+its publication, so that what is compared is what an application can tell; a difference is one only
+if it is there again with the longest wait. Exit code: 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pulsar
+
+from dev.differential.recordings import Recording
+from dev.differential.servers import (
+    MAGNETAR_SETTINGS,
+    ORACLE_SETTINGS,
+    REST_TIMEOUT_S,
+    TENANT,
+    Server,
+)
+from dev.server_process import ServerProcess
+from dev.testbed.oracle import Oracle, version
+
+NAMESPACE = f"{TENANT}/differential-applications"
+DIRECTORY = Path("tests/differential/recorded_applications")
+RECORDED_SEEDS = range(24)
+BESIDE = 4
+QUIETS_MS = (300, 1200, 4000)
+"""A consumer has received everything when nothing came for so long."""
+ACKNOWLEDGED_S = 0.25
+"""The client groups acknowledgements for 0.1 s."""
+STEPS_MIN, STEPS_MAX = 6, 16
+TYPES = {
+    "Exclusive": pulsar.ConsumerType.Exclusive,
+    "Shared": pulsar.ConsumerType.Shared,
+    "Failover": pulsar.ConsumerType.Failover,
+    "Key_Shared": pulsar.ConsumerType.KeyShared,
+}
+POSITIONS = {
+    "Earliest": pulsar.InitialPosition.Earliest,
+    "Latest": pulsar.InitialPosition.Latest,
+}
+ABSENT = "absent"
+Step = list[Any]
+Shown = dict[str, Any]
+
+
+def history(seed: int) -> list[Step]:
+    """What an application does: one producer at first, and consumers of one or two subscriptions,
+    each with one consumer at a time, so that no server chooses among them."""
+    chance = random.Random(f"application {seed}")
+    kinds = {sub: chance.choice(sorted(TYPES)) for sub in ("s1", "s2")}
+    steps: list[Step] = [["producer", {"batch": chance.choice([0, 0, 3])}]]
+    sent, subscribed = 0, set[str]()
+    for _ in range(chance.randint(STEPS_MIN, STEPS_MAX)):
+        sub = chance.choice(sorted(kinds))
+        message = f"m{chance.randrange(max(1, sent))}"
+        choice = chance.random()
+        if choice < 0.25 or not sent:
+            count = chance.randint(1, 6)
+            key = chance.choice([None, None, "a", "b"])
+            steps.append(["send", {"count": count, "key": key}])
+            sent += count
+        elif sub not in subscribed:
+            position = chance.choice(sorted(POSITIONS))
+            steps.append(["subscribe", sub, {"type": kinds[sub], "position": position}])
+            subscribed.add(sub)
+            if chance.random() < 0.7:
+                steps.append(["receive", sub])
+        elif choice < 0.45:
+            steps.append(["receive", sub])
+        elif choice < 0.58:
+            steps.append(["ack", sub, message])
+        elif choice < 0.64 and kinds[sub] in ("Exclusive", "Failover"):
+            steps.append(["ack_up_to", sub, message])
+        elif choice < 0.70:
+            steps.append(["nack", sub, message])
+        elif choice < 0.76:
+            steps.append(["redeliver", sub])
+        elif choice < 0.82:
+            steps.append(["seek", sub, chance.choice(["earliest", "latest", message])])
+        elif choice < 0.88:
+            steps.append([chance.choice(["close", "close", "unsubscribe"]), sub])
+            subscribed.discard(sub)
+        elif choice < 0.93:
+            steps.append(["rest", "PUT", "unload"])
+        else:
+            steps.append(["read", chance.choice(["earliest", message])])
+    return [*steps, *(["receive", sub] for sub in sorted(subscribed)), ["read", "earliest"]]
+
+
+class Application:
+    """The clients of one history on one server."""
+
+    def __init__(self, server: Server, topic: str, quiet_ms: int) -> None:
+        self._topic = f"persistent://{NAMESPACE}/{topic}"
+        self._http_url = server.http_url
+        self._quiet_ms = quiet_ms
+        self._client = pulsar.Client(
+            f"pulsar://127.0.0.1:{server.broker_port}",
+            operation_timeout_seconds=60,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        )
+        self._producer: pulsar.Producer | None = None
+        self._batch = 0
+        self._consumers: dict[str, pulsar.Consumer] = {}
+        self._kinds: dict[str, str] = {}
+        self._received: dict[str, dict[str, pulsar.Message]] = {}
+        self._ids: list[pulsar.MessageId] = []
+
+    def play(self, steps: list[Step]) -> list[Shown]:
+        """What every step showed; the topic is gone afterwards."""
+        operations: dict[str, Callable[..., Any]] = {
+            "producer": self._produce, "send": self._send, "subscribe": self._subscribe,
+            "receive": self._receive, "ack": self._ack, "ack_up_to": self._ack_up_to,
+            "nack": self._nack, "redeliver": self._redeliver, "seek": self._seek,
+            "close": self._close, "unsubscribe": self._unsubscribe, "read": self._read,
+            "rest": self._request,
+        }  # fmt: skip
+        shown = []
+        try:
+            for kind, *arguments in steps:
+                try:
+                    answer = operations[kind](*arguments)
+                except pulsar.PulsarException as error:
+                    answer = type(error).__name__
+                shown.append({"step": [kind, *arguments], "answer": answer})
+        finally:
+            with contextlib.suppress(pulsar.PulsarException):
+                self._client.close()
+            self._request("DELETE", "?force=true")
+        return shown
+
+    # --- what an application does -----------------------------------------------------------------
+
+    def _produce(self, options: dict[str, Any]) -> str:
+        self._batch = options["batch"]
+        self._producer = self._client.create_producer(
+            self._topic,
+            batching_enabled=self._batch > 0,
+            batching_max_messages=max(2, self._batch),
+            batching_max_publish_delay_ms=60_000,
+        )
+        return "ok"
+
+    def _send(self, options: dict[str, Any]) -> list[str]:
+        assert self._producer is not None
+        answers: list[tuple[str, pulsar.MessageId]] = []
+        for number in range(options["count"]):
+            self._producer.send_async(
+                f"m{len(self._ids) + number}".encode(),
+                lambda result, message_id: answers.append((str(result), message_id)),
+                partition_key=options["key"],
+                event_timestamp=1 + number,
+            )
+        self._producer.flush()
+        while len(answers) < options["count"]:
+            time.sleep(0.001)
+        self._ids += [message_id for _, message_id in answers]
+        return [result for result, _ in answers]
+
+    def _subscribe(self, sub: str, options: dict[str, Any]) -> str:
+        self._kinds[sub] = options["type"]
+        self._consumers[sub] = self._client.subscribe(
+            self._topic,
+            sub,
+            consumer_type=TYPES[options["type"]],
+            initial_position=POSITIONS[options["position"]],
+            negative_ack_redelivery_delay_ms=100,
+            batch_index_ack_enabled=True,
+        )
+        self._received[sub] = {}
+        return "ok"
+
+    def _receive(self, sub: str) -> Any:
+        """All that comes: in order, where the type has one."""
+        consumer, found = self._consumers.get(sub), []
+        if consumer is None:
+            return ABSENT
+        with contextlib.suppress(pulsar.Timeout):
+            while True:
+                message = consumer.receive(self._quiet_ms)
+                self._received[sub][message.data().decode()] = message
+                found.append(self._shown(message))
+        return found if self._kinds[sub] in ("Exclusive", "Failover") else sorted(found)
+
+    @staticmethod
+    def _shown(message: pulsar.Message) -> str:
+        parts = [message.data().decode(), message.partition_key(), str(message.event_timestamp())]
+        if message.redelivery_count():
+            parts.append(f"again {message.redelivery_count()}")
+        return " ".join(part for part in parts if part)
+
+    def _held(self, sub: str, name: str) -> tuple[pulsar.Consumer, pulsar.Message] | None:
+        message = self._received.get(sub, {}).get(name)
+        return (self._consumers[sub], message) if message is not None else None
+
+    def _ack(self, sub: str, name: str) -> str:
+        if (found := self._held(sub, name)) is None:
+            return ABSENT
+        found[0].acknowledge(found[1])
+        time.sleep(ACKNOWLEDGED_S)
+        return "ok"
+
+    def _ack_up_to(self, sub: str, name: str) -> str:
+        if (found := self._held(sub, name)) is None:
+            return ABSENT
+        found[0].acknowledge_cumulative(found[1])
+        time.sleep(ACKNOWLEDGED_S)
+        return "ok"
+
+    def _nack(self, sub: str, name: str) -> str:
+        if (found := self._held(sub, name)) is None:
+            return ABSENT
+        found[0].negative_acknowledge(found[1])
+        time.sleep(ACKNOWLEDGED_S)
+        return "ok"
+
+    def _redeliver(self, sub: str) -> str:
+        if sub not in self._consumers:
+            return ABSENT
+        self._consumers[sub].redeliver_unacknowledged_messages()
+        return "ok"
+
+    def _seek(self, sub: str, target: str) -> str:
+        if sub not in self._consumers or (place := self._place(target)) is None:
+            return ABSENT
+        self._consumers[sub].seek(place)
+        self._received[sub].clear()
+        return "ok"
+
+    def _place(self, target: str) -> Any:
+        if target in ("earliest", "latest"):
+            return getattr(pulsar.MessageId, target)
+        number = int(target[1:])
+        return self._ids[number] if number < len(self._ids) else None
+
+    def _close(self, sub: str) -> str:
+        if sub not in self._consumers:
+            return ABSENT
+        self._consumers.pop(sub).close()
+        self._received.pop(sub)
+        return "ok"
+
+    def _unsubscribe(self, sub: str) -> str:
+        if sub not in self._consumers:
+            return ABSENT
+        self._consumers.pop(sub).unsubscribe()
+        self._received.pop(sub)
+        return "ok"
+
+    def _read(self, start: str) -> Any:
+        if (place := self._place(start)) is None:
+            return ABSENT
+        reader, found = self._client.create_reader(self._topic, place), []
+        while reader.has_message_available():
+            found.append(self._shown(reader.read_next(60_000)))
+        reader.close()
+        return found
+
+    def _request(self, method: str, operation: str) -> int:
+        path = f"persistent/{self._topic.partition('://')[2]}"
+        path += operation if operation.startswith("?") else f"/{operation}"
+        answer = httpx.request(
+            method,
+            f"{self._http_url}/admin/v2/{path}",
+            timeout=REST_TIMEOUT_S,
+            follow_redirects=True,
+            trust_env=False,
+        )
+        return answer.status_code
+
+
+def play(server: Server, name: str, steps: list[Step], quiet_ms: int) -> list[Shown]:
+    """Run a history on a server."""
+    return Application(server, f"{name}-{time.monotonic_ns()}", quiet_ms).play(steps)
+
+
+def prepared(name: str, broker_port: int, http_url: str) -> Server:
+    """A server with the namespace of the histories."""
+
+    async def prepare() -> None:
+        server = Server(name, broker_port, http_url)
+        await server.prepare(NAMESPACE)
+        await server.close()
+
+    asyncio.run(prepare())
+    return Server(name, broker_port, http_url)
+
+
+def compare(pulsar_server: Server, magnetar: Server, seed: int) -> str:
+    """The first difference, with the longest wait; "" = there is none."""
+    text, steps = "", history(seed)
+    for quiet_ms in QUIETS_MS:
+        left, right = (
+            play(server, f"history-{seed}", steps, quiet_ms) for server in (pulsar_server, magnetar)
+        )
+        text = next(
+            (
+                f"seed {seed}, step {index} {one['step']}:\n  Apache Pulsar {one['answer']}\n"
+                f"  Magnetar      {other['answer']}"
+                for index, (one, other) in enumerate(zip(left, right, strict=True))
+                if one != other
+            ),
+            "",
+        )
+        if not text:
+            break
+    return text
+
+
+def record(server: Server, seed: int) -> bool:
+    """Keep what Apache Pulsar shows, if it is the same twice."""
+    name = f"history-{seed}"
+    first, second = (play(server, name, history(seed), QUIETS_MS[1]) for _ in range(2))
+    if first == second:
+        Recording(name, version(), first).write(DIRECTORY)
+    return first == second
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dev.differential.applications", description=__doc__
+    )
+    parser.add_argument("--histories", type=int, default=100, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--record", action="store_true", help="record Apache Pulsar's answers")
+    parser.add_argument("--show", action="store_true", help="print the steps of --seed")
+    options = parser.parse_args()
+    if options.show:
+        print("\n".join(map(json.dumps, history(options.seed))))
+        return 0
+    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="magnetar-apps-") as scratch:
+        oracle = stack.enter_context(Oracle(Path(scratch) / "pulsar", ORACLE_SETTINGS))
+        left = prepared("pulsar", oracle.broker_port, oracle.http_url)
+        pool = stack.enter_context(ThreadPoolExecutor(BESIDE))
+        if options.record:
+            kept = list(pool.map(lambda seed: record(left, seed), RECORDED_SEEDS))
+            print(f"{sum(kept)} of {len(kept)} recorded")
+            return 0
+        ours = stack.enter_context(
+            ServerProcess(Path(scratch) / "magnetar", environment=MAGNETAR_SETTINGS)
+        )
+        right = prepared("magnetar", ours.broker_port, ours.http_url)
+        seeds = range(options.seed, options.seed + options.histories)
+        found = list(filter(None, pool.map(lambda seed: compare(left, right, seed), seeds)))
+        print("\n".join(found) + f"\n{len(seeds)} histories, {len(found)} with a difference")
+        return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
