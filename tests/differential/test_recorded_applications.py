@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dev.differential.applications import (
-    BESIDE,
     DIRECTORY,
     QUIETS_MS,
+    Servers,
     Shown,
     history,
-    play,
-    prepared,
 )
 from dev.differential.recordings import Recording, recordings
 from dev.differential.servers import MAGNETAR_SETTINGS, Server
@@ -25,11 +21,11 @@ from dev.server_process import ServerProcess
 RECORDED = {recording.name: recording for recording in recordings(DIRECTORY)}
 
 
-def _replay(server: Server, recording: Recording) -> list[Shown]:
+def _replay(servers: Servers, recording: Recording) -> list[Shown]:
     """What it shows, with the longest wait if need be."""
     shown: list[Shown] = []
     for quiet_ms in QUIETS_MS:
-        shown = json.loads(json.dumps(play(server, recording.name, recording.steps, quiet_ms)))
+        (shown,) = servers.play(recording.steps, quiet_ms)
         if shown == recording.observed:
             break
     return shown
@@ -39,12 +35,9 @@ def _replay(server: Server, recording: Recording) -> list[Shown]:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Shown]]]:
     """By all recordings, replayed beside each other on one server."""
     directory: Path = tmp_path_factory.mktemp("applications")
-    with (
-        ServerProcess(directory, environment=MAGNETAR_SETTINGS) as process,
-        ThreadPoolExecutor(BESIDE) as pool,
-    ):
-        server = prepared("magnetar", process.broker_port, process.http_url)
-        shown = pool.map(lambda recording: _replay(server, recording), RECORDED.values())
+    with ServerProcess(directory, environment=MAGNETAR_SETTINGS) as process:
+        servers = Servers(Server("magnetar", process.broker_port, process.http_url))
+        shown = servers.each(lambda recording: _replay(servers, recording), RECORDED.values())
         yield dict(zip(RECORDED, shown, strict=True))
 
 
