@@ -1,10 +1,10 @@
 """`python -m dev.differential.applications`: what an application of the official client sees.
 
-Owns: `history(seed)`, steps of an application; `play`, which runs them through the official Python
-client; and the comparison of Apache Pulsar with Magnetar by them. Imports: pulsar, servers, the
-testbed's oracle. Invariants: the same seed gives the same steps; a message is named by the order of
-its publication, so that what is compared is what an application can tell; a difference is one only
-if it is there again with the longest wait. Exit code: 1 if there is one.
+Owns: `history(seed)`, the steps of an application; `Application`, which takes them through the
+official Python client; comparing Apache Pulsar with Magnetar by them, and recording. Imports: pulsar,
+servers, the testbed's oracle. Invariants: the same seed gives the same steps; a message is named by
+the order of its publication, so that what is compared is what an application can tell; a difference
+is one only if it is there again with the longest wait. Exit code: 1 if there is one.
 """
 
 from __future__ import annotations
