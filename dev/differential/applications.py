@@ -124,7 +124,6 @@ class Application:
             logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
         )
         self._producer: pulsar.Producer | None = None
-        self._batch = 0
         self._consumers: dict[str, pulsar.Consumer] = {}
         self._kinds: dict[str, str] = {}
         self._received: dict[str, dict[str, pulsar.Message]] = {}
@@ -134,9 +133,11 @@ class Application:
         """What every step showed; the topic is gone afterwards."""
         operations: dict[str, Callable[..., Any]] = {
             "producer": self._produce, "send": self._send, "subscribe": self._subscribe,
-            "receive": self._receive, "ack": self._ack, "ack_up_to": self._ack_up_to,
-            "nack": self._nack, "redeliver": self._redeliver, "seek": self._seek,
-            "close": self._close, "unsubscribe": self._unsubscribe, "read": self._read,
+            "receive": self._receive, "ack": self._on_message("acknowledge"),
+            "ack_up_to": self._on_message("acknowledge_cumulative"),
+            "nack": self._on_message("negative_acknowledge"), "redeliver": self._redeliver,
+            "seek": self._seek, "close": self._leaving("close"),
+            "unsubscribe": self._leaving("unsubscribe"), "read": self._read,
             "rest": self._request,
         }  # fmt: skip
         shown = []
@@ -156,11 +157,10 @@ class Application:
     # --- what an application does -----------------------------------------------------------------
 
     def _produce(self, options: dict[str, Any]) -> str:
-        self._batch = options["batch"]
         self._producer = self._client.create_producer(
             self._topic,
-            batching_enabled=self._batch > 0,
-            batching_max_messages=max(2, self._batch),
+            batching_enabled=options["batch"] > 0,
+            batching_max_messages=max(2, options["batch"]),
             batching_max_publish_delay_ms=60_000,
         )
         return "ok"
@@ -213,30 +213,18 @@ class Application:
             parts.append(f"again {message.redelivery_count()}")
         return " ".join(part for part in parts if part)
 
-    def _held(self, sub: str, name: str) -> tuple[pulsar.Consumer, pulsar.Message] | None:
-        message = self._received.get(sub, {}).get(name)
-        return (self._consumers[sub], message) if message is not None else None
+    def _on_message(self, operation: str) -> Callable[[str, str], str]:
+        """A step that gives a message that was received to that method of its consumer."""
 
-    def _ack(self, sub: str, name: str) -> str:
-        if (found := self._held(sub, name)) is None:
-            return ABSENT
-        found[0].acknowledge(found[1])
-        time.sleep(ACKNOWLEDGED_S)
-        return "ok"
+        def step(sub: str, name: str) -> str:
+            message = self._received.get(sub, {}).get(name)
+            if message is None:
+                return ABSENT
+            getattr(self._consumers[sub], operation)(message)
+            time.sleep(ACKNOWLEDGED_S)
+            return "ok"
 
-    def _ack_up_to(self, sub: str, name: str) -> str:
-        if (found := self._held(sub, name)) is None:
-            return ABSENT
-        found[0].acknowledge_cumulative(found[1])
-        time.sleep(ACKNOWLEDGED_S)
-        return "ok"
-
-    def _nack(self, sub: str, name: str) -> str:
-        if (found := self._held(sub, name)) is None:
-            return ABSENT
-        found[0].negative_acknowledge(found[1])
-        time.sleep(ACKNOWLEDGED_S)
-        return "ok"
+        return step
 
     def _redeliver(self, sub: str) -> str:
         if sub not in self._consumers:
@@ -257,19 +245,17 @@ class Application:
         number = int(target[1:])
         return self._ids[number] if number < len(self._ids) else None
 
-    def _close(self, sub: str) -> str:
-        if sub not in self._consumers:
-            return ABSENT
-        self._consumers.pop(sub).close()
-        self._received.pop(sub)
-        return "ok"
+    def _leaving(self, operation: str) -> Callable[[str], str]:
+        """A step that ends a consumer by that method of it."""
 
-    def _unsubscribe(self, sub: str) -> str:
-        if sub not in self._consumers:
-            return ABSENT
-        self._consumers.pop(sub).unsubscribe()
-        self._received.pop(sub)
-        return "ok"
+        def step(sub: str) -> str:
+            if sub not in self._consumers:
+                return ABSENT
+            getattr(self._consumers.pop(sub), operation)()
+            self._received.pop(sub)
+            return "ok"
+
+        return step
 
     def _read(self, start: str) -> Any:
         if (place := self._place(start)) is None:

@@ -55,7 +55,7 @@ def _end(play: Play, number: int, commit: bool) -> bool:
         (found := play.consumers.get(consumer)) is not None
         and found.kind in ("Exclusive", "Failover")
         and "permits" in _options_of(play, consumer)
-        for consumer, options in _acknowledged_in_transactions(play)
+        for _, consumer, options in _acknowledged_in_transactions(play)
         if options["txn"] == number
     )
 
@@ -66,11 +66,11 @@ def _options_of(play: Play, consumer: int) -> dict[str, Any]:
     return found[-1] if found else {}
 
 
-def _acknowledged_in_transactions(play: Play) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Consumer and options of such steps."""
-    for kind, *arguments in play.past:
+def _acknowledged_in_transactions(play: Play) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Such steps: their index, consumer and options."""
+    for index, (kind, *arguments) in enumerate(play.past):
         if kind == "ack" and len(arguments) > 2 and "txn" in arguments[2]:
-            yield arguments[0], arguments[2]
+            yield index, arguments[0], arguments[2]
 
 
 def _rest(play: Play, _method: str, operation: str, body: Any = None) -> bool:
@@ -87,9 +87,7 @@ def _rest(play: Play, _method: str, operation: str, body: Any = None) -> bool:
         return play.names.transactional or _follows(play.past, _TERMINATED, _MOVED)
     # what transactions acknowledged before a seek
     return operation == "unload" and any(
-        _follows(play.past[index:], _SOUGHT)
-        for index, step in enumerate(play.past)
-        if step[0] == "ack" and len(step) > 3 and "txn" in step[3]
+        _follows(play.past[index:], _SOUGHT) for index, _, _ in _acknowledged_in_transactions(play)
     )
 
 

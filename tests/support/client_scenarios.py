@@ -19,11 +19,16 @@ from tests.support.memory import MemoryNetwork, ScriptedBroker
 from tests.support.virtual_time import VirtualClock, VirtualLoop, run_virtually
 
 Scenario = Callable[[ScriptedBroker, Client], Awaitable[None]]
+NetworkScenario = Callable[[MemoryNetwork, ScriptedBroker, Client], Awaitable[None]]
 
 
 def run(scenario: Scenario, **options: Any) -> None:
-    """Run a scenario with one broker and a client of it."""
+    """Run a scenario with one broker and a client of it, in virtual time."""
+    run_on_network(lambda _, broker, client: scenario(broker, client), **options)
 
+
+def run_on_network(scenario: NetworkScenario, **options: Any) -> None:
+    """The same of one that has more than that broker."""
     loop = VirtualLoop()
 
     async def body() -> None:
@@ -36,7 +41,7 @@ def run(scenario: Scenario, **options: Any) -> None:
             **{"operation_timeout_s": 2, **options},
         ) as client:
             async with asyncio.timeout(120):
-                await scenario(broker, client)
+                await scenario(network, broker, client)
 
     run_virtually(body(), loop)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -21,30 +20,8 @@ from magnetar.errors import (
 from magnetar.wire import commands
 from magnetar.wire.commands import DUPLICATE
 from magnetar.wire.entries import decode_batch, parse_entry
+from tests.support.client_scenarios import run_on_network as run
 from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
-from tests.support.virtual_time import VirtualClock, VirtualLoop, run_virtually
-
-Scenario = Callable[[MemoryNetwork, ScriptedBroker, Client], Awaitable[None]]
-
-
-def run(scenario: Scenario, **options: Any) -> None:
-    """Run a scenario with one broker `a` and a client of it, in virtual time."""
-    loop = VirtualLoop()
-
-    async def body() -> None:
-        network = MemoryNetwork()
-        broker = ScriptedBroker(network, "a")
-        async with Client(
-            "pulsar://a:6650",
-            network=network,
-            clock=VirtualClock(loop),
-            operation_timeout_s=2,
-            **options,
-        ) as client:
-            async with asyncio.timeout(120):
-                await scenario(network, broker, client)
-
-    run_virtually(body(), loop)
 
 
 def hold_sends(broker: ScriptedBroker) -> list[int]:

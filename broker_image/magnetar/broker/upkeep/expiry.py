@@ -61,10 +61,13 @@ async def expire(host: SubscriptionHost, age_s: int) -> int:
     topic = host.topic
     now_ms = elapsed_ms(topic.context.clock)
     topic.core.age(now_ms)
-    expired = pass_over(
-        host, await _older_than(topic, now_ms - age_s * 1000, host.core.cursor.mark_delete)
-    )
-    if expired:
+    low = await _older_than(topic, now_ms - age_s * 1000, host.core.cursor.mark_delete)
+    return _expire_below(host, low)
+
+
+def _expire_below(host: SubscriptionHost, ordinal: int) -> int:
+    """As `pass_over`, and count them as expired."""
+    if expired := pass_over(host, ordinal):
         host.traffic.expired(expired)
     return expired
 
@@ -98,8 +101,7 @@ async def _older_than(topic: ServedTopic, cutoff_ms: int, low: int) -> int:
 
 async def expire_to(host: SubscriptionHost, position: tuple[int, int]) -> None:
     """Acknowledge everything up to and including `position`, durably. Raises StorageError."""
-    if expired := pass_over(host, host.topic.core.ledgers.ordinal_after(position)):
-        host.traffic.expired(expired)
+    _expire_below(host, host.topic.core.ledgers.ordinal_after(position))
     await write(host)
 
 
