@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 RESYNC_S = 3600.0
 
 
-async def test_whoever_agrees_with_the_tenants_owner_hears_that_it_wants_something_else(
+async def test_a_resource_that_agrees_with_the_tenants_owner_hears_that_it_wants_something_else(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """And takes over when it wants nothing any more: nobody loses its roles until a resync."""

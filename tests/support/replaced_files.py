@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """Whoever reads `path` finds what it held before, or all of `content`."""
+    """A reader of `path` finds what it held before, or all of `content`."""
     beside = path.with_name(f".{path.name}.next")
     beside.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(beside, path)

@@ -157,7 +157,7 @@ async def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_a
             operator.steps.clear()
             await settled(operator, 3)
             assert sorted(ordinal for ordinal, _ in operator.restarts) == [0, 1, 2]
-            # The leader last, whoever that is: a busy machine may elect another one on the way.
+            # The leader last, which may be any: a busy machine may elect another one on the way.
             assert all(ordinal != leader for ordinal, leader in operator.restarts)
             assert set(operator.moves) <= {1}
             await writer.goes_on()

@@ -154,7 +154,7 @@ async def turns() -> None:
 
 
 async def test_a_write_under_way_at_the_end_is_not_left_behind() -> None:
-    """It is waited for, and removed: a removal that overtook it would leave it for ever."""
+    """It is waited for, and removed: a removal that overtook it would leave it there."""
     store, key = Late(), keys.job_progress("demo", "1")
     running, end = asyncio.Event(), asyncio.Event()
 

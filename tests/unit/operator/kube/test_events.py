@@ -29,7 +29,7 @@ ABOUT = CustomResource(
 
 
 class Answers(KubernetesApi):
-    """Answers as it is told, and then takes everything; keeps what was sent."""
+    """Answers as the test says, and then takes everything; keeps what was sent."""
 
     def __init__(self, *answers: KubernetesError) -> None:
         self.answers, self.sent = list(answers), list[str]()

@@ -229,7 +229,7 @@ async def test_what_is_wrong_with_one_write_holds_up_no_other() -> None:
 
 
 class LateAnswers(MemoryStore):
-    """Answers no write of `KEY` until it is told to, while its watches show it."""
+    """Answers no write of `KEY` until the test says so, while its watches show it."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
@@ -250,7 +250,7 @@ class LateAnswers(MemoryStore):
 
 
 @pytest.mark.parametrize("watch_first", [False, True])
-async def test_whoever_loses_a_record_by_our_write_is_told(watch_first: bool) -> None:
+async def test_an_owner_that_loses_a_record_by_our_write_is_notified(watch_first: bool) -> None:
     """And the one that it is written for is not: a resource that takes over need not look twice."""
     told, backend = asyncio.Queue[str](), LateAnswers()
     store = ClusterStore(
@@ -281,7 +281,7 @@ async def test_whoever_loses_a_record_by_our_write_is_told(watch_first: bool) ->
 async def test_who_decided_by_a_record_of_another_resource_is_told_once_that_it_has_changed() -> (
     None
 ):
-    """As its owner is; whoever has looked again says so itself."""
+    """As its owner is; one that has looked again says so itself."""
     told, backend = asyncio.Queue[str](), LateAnswers()
     backend.answers.set()
     store = ClusterStore(
