@@ -129,6 +129,8 @@ class Compactions:
             self.nemesis.round()
         except AssertionError as error:
             self.problems.append(f"the cluster did not heal: {error}")
+        except Exception as error:  # of a thread: nobody else would hear of it
+            self.problems.append(f"the faults broke off: {error!r}")
 
     def _attempt(self, run: str, attempt: int) -> tuple[int, str]:
         """Exit code of the driver, and what was done to it."""

@@ -32,6 +32,7 @@ HEAL_S_MAX = 60.0
 """Not a promise but the end of patience; the promise is judged at the end of the run."""
 REST_TIMEOUT_S = 30.0
 LOOKUP_TIMEOUT_S = 25.0
+UNLOADS_MAX = 4
 DROPS_MAX = 5
 BUNDLES_MAX = 24
 
@@ -219,7 +220,8 @@ class Nemesis:
     def _unload(self, _target: str, chance: random.Random) -> tuple[str, ...]:
         """A wave of planned moves, some of them to a named broker."""
         outcomes = []
-        for topic in chance.sample(self._topics, chance.randint(1, 4)):
+        most = min(UNLOADS_MAX, len(self._topics))
+        for topic in chance.sample(self._topics, chance.randint(1, most)):
             destination = chance.choice(["", "", *self._cluster.brokers])
             owner = self._owner(topic)
             if not owner or owner == destination:
