@@ -17,17 +17,20 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dev.soak.keyed_traffic import KeyedTraffic
 from dev.soak.namespaces import create_namespace
-from dev.soak.nemesis import Nemesis
+from dev.soak.nemesis import HEAL_S_MAX, Nemesis
 from dev.soak.run_directory import parser_of, run_in_directory
 from dev.testbed.cluster import Cluster, wait_for
 from dev.testbed.spark_pods import DRIVER, EXECUTOR_MEMORY_MIB, Pods, Process
 from magnetar.clock import SystemClock
 from magnetar.compaction.commit import KIND
+from magnetar.errors import StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
 from magnetar.metadata.store import MetadataStore
@@ -53,6 +56,8 @@ ATTEMPTS_MAX = 6
 COLLECTED_S_MAX = 300.0
 FIRST_RUN_S = 10.0
 SHOWN_MAX = 20
+
+Answer = TypeVar("Answer")
 
 
 class Compactions:
@@ -108,7 +113,7 @@ class Compactions:
             code, fault = self._attempt(str(number), attempt)
             if hurts and code != 0:
                 hurt.join()  # the next attempt meets a cluster that can answer
-            record = asyncio.run(self._record(str(number)))
+            record = _asked(lambda: self._record(str(number)))
             state = record.state if record is not None else "absent"
             self.counts[f"attempts with fault: {fault}"] += 1
             if code == 0 and state != SUCCEEDED:
@@ -182,7 +187,7 @@ class Compactions:
 
     def _judge(self, number: int, promised: tuple[int, int]) -> None:
         """After a success: the view has all that was acknowledged before its attempt began."""
-        compacted = asyncio.run(self._manifest()).topic(str(TOPIC)).compacted
+        compacted = _asked(self._manifest).topic(str(TOPIC)).compacted
         horizon = compacted.horizon if compacted is not None else (-1, -1)
         if horizon < promised:
             self.problems.append(
@@ -197,12 +202,12 @@ class Compactions:
         """Intents, and outputs of compactions that no manifest lists."""
         listed = {
             segment.object
-            for topic in asyncio.run(self._manifest()).topics.values()
+            for topic in _asked(self._manifest).topics.values()
             for segment in (topic.compacted.segments if topic.compacted is not None else ())
         }
         volume = self._directory / "volume"
         files = {str(path.relative_to(volume)) for path in (volume / SEGMENTS).rglob(f"*{KIND}-*")}
-        return [*asyncio.run(self._intents()), *sorted(files - listed)]
+        return [*_asked(self._intents), *sorted(files - listed)]
 
     def settle(self) -> None:
         """Wait until nothing is left that nobody lists."""
@@ -213,6 +218,18 @@ class Compactions:
         except AssertionError:
             left = self._stray()
             self.problems.append(f"{len(left)} left behind: {left[:SHOWN_MAX]}")
+
+
+def _asked(question: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+    """What the store answers, which a fault may keep from it for a while. Raises StoreUnavailable
+    after `HEAL_S_MAX`."""
+    until = time.monotonic() + HEAL_S_MAX
+    while True:
+        try:
+            return asyncio.run(question())
+        except StoreUnavailable:
+            if time.monotonic() > until:
+                raise
 
 
 def _wait(process: Process, seconds: float) -> int | None:
