@@ -27,6 +27,8 @@ HALF_FRAME = b"\x00\x40\x00\x00\x00\x40"
 """Announces 4 MiB."""
 SLOW_BYTES = 50 * (2 << 20)
 """Of unfinished frames."""
+RECEIVE_BYTES_MAX = 32 << 20
+LARGE = bytes(4 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,12 @@ def probe(server: ServerProcess) -> None:
     for path in ("/live", "/ready", "/metrics"):
         with urllib.request.urlopen(server.http_url + path, timeout=PATIENCE_S) as answer:
             assert answer.status == 200
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    with urllib.request.urlopen(server.http_url + "/metrics", timeout=PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 @pytest.mark.parametrize(
@@ -104,3 +112,27 @@ def test_frames_that_do_not_end_are_closed_and_idle_connections_stay(tmp_path: P
             producer.send(b"after")
             assert consumer.receive(RECEIVE_MS).data() == b"beside"
         assert idle.ended(wait=False).left == 300
+
+
+def test_unfinished_frames_of_hundreds_of_peers_take_bounded_memory(tmp_path: Path) -> None:
+    """Each sends half of a message of 4 MiB and then hardly anything: most are not read, and large
+    messages of an ordinary client go on beside them."""
+    peers, beside = 300, 0
+    bounded = ServerProcess(
+        tmp_path, environment={"MAGNETAR_RECEIVE_BYTES_MAX": str(RECEIVE_BYTES_MAX)}
+    )
+    with bounded, contextlib.closing(pulsar.Client(bounded.service_url)) as client:
+        consumer = client.subscribe("ordinary", "s")
+        producer = client.create_producer("ordinary")
+        producer.send(LARGE)
+        before = bounded.resident_bytes()
+        with Holder("large frame", bounded.broker_port, peers, every_s=0.2):
+            while metric(bounded, "magnetar_receive_waiting") < peers // 2:
+                producer.send(b"beside")
+                beside += 1
+            for _ in range(5):
+                producer.send(LARGE)
+            grown = bounded.resident_bytes() - before
+        assert grown < 2 * RECEIVE_BYTES_MAX + 5 * len(LARGE), f"{grown >> 20} MiB"
+        received = [consumer.receive(RECEIVE_MS).data() for _ in range(1 + beside + 5)]
+        assert received == [LARGE, *[b"beside"] * beside, *[LARGE] * 5]

@@ -1,8 +1,9 @@
 """Settings and limits of a broker.
 
 Owns: every named limit and interval of the server, with its unit, default and bounds. Imports:
-balance.settings, errors, bounded, metrics_settings, storage.log.blocks. Invariant: the largest message that may be
-allowed fits into a block of the log, whatever the names of its topic and producer.
+balance.settings, errors, bounded, connection_settings, storage.log.blocks. Invariant: the largest
+message that may be allowed fits into a block of the log, whatever the names of its topic and
+producer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from magnetar.balance.settings import BALANCE, Settings
 from magnetar.balance.settings import FIELDS as BALANCE_FIELDS
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.bounded import bounded, check_bounds, environment_values, variable
-from magnetar.hosting.metrics_settings import MetricsSettings
+from magnetar.hosting.connection_settings import ConnectionSettings
 from magnetar.storage.log.blocks import BLOCK_BODY_BYTES_MAX
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -25,18 +26,9 @@ is refused alone, the rest with its connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSettings(MetricsSettings):
+class BrokerSettings(ConnectionSettings):
     """Each can be set by environment as MAGNETAR_<NAME>."""
 
-    max_message_bytes: int = bounded(
-        5 * _MIB, 1 * _KIB, 15 * _MIB, "largest message a client may send; announced in CONNECTED"
-    )
-    keep_alive_s: float = bounded(
-        30.0, 1, 3600, "interval of PING; a peer silent for longer than this after a PING is closed"
-    )
-    liveness_check_s: float = bounded(
-        5.0, 0.05, 600, "time the holder of a wanted name or exclusive access has to answer a PING"
-    )
     lease_ttl_s: float = bounded(
         4.0, 1, 60, "time after which an unreachable broker counts as gone"
     )
@@ -115,42 +107,12 @@ class BrokerSettings(MetricsSettings):
     look_ahead_per_subscription_entries_max: int = bounded(
         20_000, 1, 10_000_000, "the same, of a subscription as a whole"
     )
-    connections_max: int = bounded(
-        20_000, 1, 1_000_000, "open client connections; fewer if the process may open fewer files"
-    )
-    connections_per_address_max: int = bounded(
-        10_000,
-        1,
-        1_000_000,
-        "client connections from one IPv4 address or one /64 of IPv6 addresses",
-    )
-    connections_unauthenticated_max: int = bounded(
-        1_000, 1, 1_000_000, "connections before their CONNECT; for one more the oldest is dropped"
-    )
-    connect_timeout_s: float = bounded(5.0, 0.05, 60, "time a new connection has to send CONNECT")
-    producers_per_connection_max: int = bounded(10_000, 1, 1_000_000, "producers of one connection")
     producer_name_bytes_max: int = bounded(4096, 64, 60_000, "longest producer name, in UTF-8")
     deduplication_producers_max: int = bounded(
         10_000, 1, 10_000_000, "disconnected producers that deduplication remembers per topic"
     )
     deduplication_inactive_s: float = bounded(
         21_600.0, 1, 1 << 31, "time after which deduplication forgets a producer that has left"
-    )
-    consumers_per_connection_max: int = bounded(10_000, 1, 1_000_000, "consumers of one connection")
-    non_persistent_in_flight_max: int = bounded(
-        1000, 1, 1_000_000, "non-persistent messages of a connection in progress; more are dropped"
-    )
-    topic_watchers_per_connection_max: int = bounded(
-        100, 1, 100_000, "watchers of topic lists of one connection"
-    )
-    requests_per_connection_max: int = bounded(
-        5_000, 1, 1_000_000, "requests of one connection that wait for an answer"
-    )
-    write_buffer_bytes_max: int = bounded(
-        4 * _MIB, 64 * _KIB, 256 * _MIB, "queued bytes above which a connection gets no messages"
-    )
-    slow_peer_s: float = bounded(
-        60.0, 0.1, 3600, "time after which a connection whose peer does not read is dropped"
     )
     topics_per_namespace_max: int = bounded(
         100_000, 1, 10_000_000, "topics that one namespace may have, partitions counted one by one"

@@ -50,14 +50,15 @@ class InboundBuffer:
     """
 
     __slots__ = (
-        "_begun", "_capacity", "_consumed", "_first", "_frame_bytes_max", "_have", "data", "view",
+        "_begun", "_consumed", "_first", "_frame_bytes_max", "_have", "capacity", "data", "view",
     )  # fmt: skip
 
     def __init__(
         self, message_bytes_max: int = MESSAGE_BYTES_MAX, capacity: int = READ_BUFFER_BYTES
     ) -> None:
         assert capacity >= HEADER_BYTES, "a buffer must hold a frame's header"
-        self._capacity = capacity
+        self.capacity = capacity
+        """Bytes that large reads may make it grow to; a frame that is larger has it grow on."""
         self._frame_bytes_max = message_bytes_max + FRAME_OVERHEAD_BYTES_MAX
         self._consumed = 0
         self._have = 0
@@ -75,6 +76,16 @@ class InboundBuffer:
         """Bytes received that do not make a whole frame yet."""
         return self._have - self._consumed
 
+    @property
+    def unfinished(self) -> int:
+        """Bytes of the frame that has begun, with those to come, at most those of the largest frame;
+        0 = none has, or its size is not known yet."""
+        if self._have - self._consumed < SIZE_BYTES:
+            return 0
+        (total,) = _U32.unpack_from(self.data, self._consumed)
+        whole = SIZE_BYTES + min(int(total), self._frame_bytes_max)
+        return whole if self._have - self._consumed < whole else 0
+
     def trickles(self, bytes_min: int) -> bool:
         """Whether a frame that had begun at the last call has not ended, and grew by fewer
         bytes."""
@@ -86,32 +97,44 @@ class InboundBuffer:
         self._begun = -1
 
     def give_back(self) -> None:
-        """Free the room that large reads needed, unless something lies in it.
+        """Free the room that large reads needed, unless as much lies in it. Invalidates the frames
+        of earlier reads.
 
         The first buffer is used again: a new one would lie between those that others free.
         """
-        if self._have == self._consumed and self.data is not self._first:
+        rest = self._have - self._consumed
+        if self.data is not self._first and rest < len(self._first):
+            self._first[:rest] = self.view[self._consumed : self._have]
             self.data, self.view = self._first, memoryview(self._first)
-            self._consumed = self._have = 0
+            self._moved(rest)
+
+    def shrink(self) -> bool:
+        """Whether a buffer beyond `capacity` is one of that size now: unless as much lies in it.
+        Invalidates the frames of earlier reads."""
+        rest = self._have - self._consumed
+        shrinks = len(self.data) > self.capacity > rest
+        if shrinks:
+            self._reallocate(self.capacity, rest)
+            self._moved(rest)
+        return shrinks
 
     def get_buffer(self, _size_hint: int = -1) -> memoryview:
         """Room for the next read, never empty. Invalidates the frames of earlier reads."""
         rest = self._have - self._consumed
-        if self._consumed:
+        if self._consumed and not self.shrink():
             size = len(self.data)
-            if size > self._capacity and rest < self._capacity:
-                self._reallocate(self._capacity, rest)
-            elif self._have == size < self._capacity:
+            if self._have == size < self.capacity:
                 # the last read filled it: there is more to come
-                self._reallocate(min(GROWTH * size, self._capacity), rest)
+                self._reallocate(min(GROWTH * size, self.capacity), rest)
             else:
                 self.view[:rest] = self.view[self._consumed : self._have]
-            self._consumed, self._have, self._begun = 0, rest, -1
+            self._moved(rest)
         if self._have == len(self.data):
-            grown = max(2 * len(self.data), min(GROWTH * len(self.data), self._capacity))
-            capacity = min(grown, self._frame_bytes_max + SIZE_BYTES)
-            assert capacity > len(self.data), "whole frames were left unread"
-            self._reallocate(capacity, rest)
+            grown = min(GROWTH * len(self.data), self.capacity)
+            if grown <= len(self.data):  # nothing behind the frame: no room is left over after it
+                grown = min(2 * len(self.data), self.unfinished)
+            assert grown > len(self.data), "whole frames were left unread"
+            self._reallocate(grown, rest)
         return self.view[self._have :]
 
     def advance(self, count: int) -> Iterator[Frame]:
@@ -151,6 +174,12 @@ class InboundBuffer:
             (total,) = _U32.unpack_from(data, start)
             if not SIZE_BYTES <= total <= limit:
                 raise _malformed(total, 0, limit)
+
+    def _moved(self, rest: int) -> None:
+        """The bytes that are not handled lie at the beginning now."""
+        if self._consumed:
+            self._begun = -1
+        self._consumed, self._have = 0, rest
 
     def _reallocate(self, capacity: int, rest: int) -> None:
         """Move the unconsumed bytes to a buffer of another size; views of the old one stay

@@ -21,6 +21,7 @@ from magnetar.broker.connections.heartbeat import Heartbeat
 from magnetar.broker.connections.in_flight import InFlight
 from magnetar.broker.connections.intake import DISK, REQUESTS, TURN, Intake
 from magnetar.broker.connections.outbound import Outbound
+from magnetar.broker.connections.receive_room import Room
 from magnetar.broker.connections.send_group import SendCollector, SendGroup
 from magnetar.broker.connections.session_table import SessionTable
 from magnetar.broker.connections.slow_peer import SlowPeer
@@ -86,7 +87,8 @@ class Connection(asyncio.BufferedProtocol):
         self.connected = self.closed = False
         """Whether CONNECT was accepted, and whether nothing is sent any more."""
         self.writable = True
-        self.slow, self.heartbeat = SlowPeer(self, self._outbound), Heartbeat(self, self._inbound)
+        self._room = Room(table.rooms, self, self._inbound)
+        self.slow, self.heartbeat = SlowPeer(self, self._outbound), Heartbeat(self, self._room)
         self.client_version = self.peer = self.group = ""
         self.certificate = PeerCertificate()
         self.protocol_version = 0
@@ -114,6 +116,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         self._table.remove(self)
         self.heartbeat.end()
+        self._room.end()
         self.slow.end()
         self._drop_sessions()
         if exc is not None:
@@ -124,13 +127,15 @@ class Connection(asyncio.BufferedProtocol):
             task.cancel()
         self.sessions.drop(self.peer)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbound.get_buffer(sizehint)
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        return self._room.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.heartbeat.received()
         try:
             self._handle_frames(nbytes)
+            if not self.closed:
+                self._room.settle(nbytes)
         except ProtocolError as error:
             log.warning("connection.protocol_error", peer=self.peer, error=str(error))
             self.close()

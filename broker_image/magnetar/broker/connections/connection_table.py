@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from magnetar.broker.connections.receive_room import Rooms
 from magnetar.hosting.background import Surprises
 from magnetar.hosting.peer_budget import PeerBudget
 from magnetar.hosting.settings import BrokerSettings
@@ -32,6 +33,7 @@ class ConnectionTable:
         """`handshakes` authenticates clients; None: all are accepted, with every right."""
         self.settings, self.handshakes = settings, handshakes
         self.surprises = Surprises()
+        self.rooms = Rooms(settings.receive_bytes_max)
         self._open: dict[ClientConnection, None] = {}
         self.budget: PeerBudget[ClientConnection] = PeerBudget(
             "connections_max",
@@ -87,6 +89,7 @@ class ConnectionTable:
             "Connections without CONNECT that made room for others",
             lambda: budget.dropped,
         )
+        self.rooms.expose(gauge)
         if self.handshakes is not None:
             gauge(
                 "magnetar_connections_not_authenticated",
@@ -108,5 +111,6 @@ class ConnectionTable:
 
     def close(self) -> None:
         self.abort_all()
+        self.rooms.close()
         if self.handshakes is not None:
             self.handshakes.stop()

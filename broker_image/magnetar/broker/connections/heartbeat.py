@@ -18,8 +18,8 @@ import structlog
 from magnetar.wire import commands
 
 if TYPE_CHECKING:
+    from magnetar.broker.connections.receive_room import Room
     from magnetar.broker.ports import ClientConnection
-    from magnetar.wire.frames import InboundBuffer
 
 log = structlog.get_logger(__name__)
 
@@ -31,13 +31,13 @@ class Heartbeat:
     """PINGs of one connection, and its end if no answer comes."""
 
     __slots__ = (
-        "_answered", "_asked", "_connection", "_inbound", "_probe", "_readers", "_received",
+        "_answered", "_asked", "_connection", "_probe", "_readers", "_received", "_room",
         "_timer",
     )  # fmt: skip
 
-    def __init__(self, connection: ClientConnection, inbound: InboundBuffer) -> None:
+    def __init__(self, connection: ClientConnection, room: Room) -> None:
         self._connection = cast("ClientConnection", weakref.proxy(connection))  # as `SlowPeer`'s
-        self._inbound = inbound
+        self._room = room
         self._received = True
         self._asked = self._answered = 0
         self._readers: dict[int, asyncio.Future[None]] = {}
@@ -130,11 +130,11 @@ class Heartbeat:
             connection.abort()
             return
         least = int(FRAME_BYTES_PER_S_MIN * connection.settings.keep_alive_s)
-        if self._inbound.trickles(least) and connection.listens:
+        if self._room.inbound.trickles(least) and connection.listens:
             log.info("connection.too_slow", peer=connection.peer, bytes_min=least)
             connection.abort()
             return
-        self._inbound.give_back()
+        self._room.give_back()
         self._received = False
         self._ping()
         self._wait(connection.settings.keep_alive_s)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
-DISK, REQUESTS, TURN, PEER, RATE = 1, 2, 4, 8, 16
+DISK, REQUESTS, TURN, PEER, RATE, ROOM = 1, 2, 4, 8, 16, 32
 """Reasons, as bits: too much waits for the disk, too many requests wait for their answers, other
-connections have their turn, the peer does not read, a rate of publishing is used up."""
+connections have their turn, the peer does not read, a rate of publishing is used up, there is no room
+for the frame that has begun."""
 
 
 class Intake:
