@@ -27,7 +27,6 @@ NOT_OFFERED = {
     "`magnetar_coordinator_settle_seconds`",
     "pulsar_txn_tp_*": "as `pulsar_txn_tb_client_*`",
     "pulsar_subscription_filter_*": "there are no entry filters",
-    "pulsar_subscription_msg_drop_rate": "not measured",
     "pulsar_delayed_message_index_*": "delayed messages have no index of their own; use `pulsar_subscription_delayed`",
     "pulsar_broker_lookup*": "use `magnetar_lookups_total`",
     "pulsar_broker_load_manager_*": "use `magnetar_bundle_acquire_seconds`",

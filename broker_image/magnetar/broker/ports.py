@@ -212,6 +212,7 @@ class AttachedProducer(Protocol):
     pending: int
     messages_in: int
     bytes_in: int
+    messages_dropped: int
     waits: Callable[[], None] | None
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from magnetar.broker.commands.sessions import ConsumerSession, ProducerSession
+from magnetar.broker.commands.sessions import ConsumerSession, ProducerRates, ProducerSession
 from magnetar.broker.commands.statistics import consumer_rates
 from magnetar.broker.ports import Throttles
 from magnetar.broker.topics.compaction_state import CompactionState
@@ -21,6 +21,7 @@ from magnetar.broker.topics.publish_times import publish_ms_of
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms, iso8601
+from magnetar.names import TopicName
 from magnetar.policies import BacklogQuota
 from magnetar.policy_shapes import DESTINATION_STORAGE, MESSAGE_AGE
 from magnetar.topics.dispatch.base import Consumer, SubscriptionType
@@ -109,6 +110,7 @@ def topic_stats(host: TopicHost, wanted: Wanted = ALL) -> dict[str, Any]:
     subscriptions = {
         name: _subscription_stats(found, wanted) for name, found in host.subscriptions.items()
     }
+    rates = {name: _producer(found).rates() for name, found in core.producers.by_name.items()}
     quota, age = (
         policies.backlog_quotas.get(kind, BacklogQuota())
         for kind in (DESTINATION_STORAGE, MESSAGE_AGE)
@@ -139,7 +141,7 @@ def topic_stats(host: TopicHost, wanted: Wanted = ALL) -> dict[str, Any]:
             found["nonContiguousDeletedMessagesRanges"] for found in subscriptions.values()
         ),
         "publishers": [
-            _publisher_stats(name, found)
+            _publisher_stats(name, found, rates[name])
             for name, found in (core.producers.by_name.items() if wanted.publishers else ())
         ],
         "waitingPublishers": sum(1 for _ in core.producers.waiting),
@@ -153,7 +155,10 @@ def topic_stats(host: TopicHost, wanted: Wanted = ALL) -> dict[str, Any]:
     }
     if core.producers.topic_epoch is not None:
         found["topicEpoch"] = core.producers.topic_epoch
-    return found if host.name.persistent else found | {"msgDropRate": 0.0}
+    if not host.name.persistent:
+        lost = [subscription["msgDropRate"] for subscription in subscriptions.values()]
+        found["msgDropRate"] = sum((*lost, *(found.dropped for found in rates.values())))
+    return found
 
 
 def _oldest_backlog(host: TopicHost, now_ms: int) -> dict[str, Any]:
@@ -204,25 +209,31 @@ def _producer(found: Producer) -> ProducerSession:
     return session
 
 
-def _publisher_stats(name: str, producer: Producer) -> dict[str, Any]:
+def _publisher_stats(name: str, producer: Producer, rates: ProducerRates) -> dict[str, Any]:
     session = _producer(producer)
     connection = session.connection
-    messages, size, chunks = session.rates()
     return {
+        **_drops(session.topic_name, rates.dropped),
         "accessMode": ACCESS_MODES[producer.mode],
         "producerName": name,
         "producerId": producer.producer_id,
         "epoch": producer.epoch,
-        "msgRateIn": messages,
-        "msgThroughputIn": size,
-        "averageMsgSize": size / messages if messages else 0.0,
-        "chunkedMessageRate": chunks,
+        "msgRateIn": rates.messages,
+        "msgThroughputIn": rates.bytes,
+        "averageMsgSize": rates.bytes / rates.messages if rates.messages else 0.0,
+        "chunkedMessageRate": rates.chunks,
         "supportsPartialProducer": False,
         "address": _address(connection.peer),
         "connectedSince": iso8601(session.connected_ms),
         "clientVersion": connection.client_version,
         "metadata": dict(session.metadata or {}),
     }
+
+
+def _drops(topic: TopicName, rate: float) -> dict[str, float]:
+    """What a topic without storage drops: of a producer what its connection had too much on its way,
+    of a subscription the messages for which no consumer had permits."""
+    return {} if topic.persistent else {"msgDropRate": rate}
 
 
 def _address(peer: str) -> str:
@@ -316,6 +327,7 @@ def _subscription_stats(host: SubscriptionHost, wanted: Wanted) -> dict[str, Any
         "nonContiguousDeletedMessagesRanges": core.cursor.range_count,
         "consumersAfterMarkDeletePosition": {},
         **_throttled(host.topic.throttles, core.name),
+        **_drops(host.topic.name, host.traffic.drop_rate()),
         "subscriptionProperties": dict(core.properties),
         "consumers": consumers if wanted.consumers else [],
     }

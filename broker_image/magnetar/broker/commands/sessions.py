@@ -9,9 +9,9 @@ the order of its SENDs, errors among them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from magnetar.broker.ports import ClientConnection, SendRun, ServedTopic
 from magnetar.broker.transactions.sending import publish_in_transaction
@@ -43,6 +43,16 @@ WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 """Refusals that the same SEND may not meet the next time."""
 
 
+class ProducerRates(NamedTuple):
+    """Per second; `chunks` are parts of messages, `dropped` are messages beyond what a connection
+    may have on its way without storage."""
+
+    messages: float
+    bytes: float
+    chunks: float
+    dropped: float
+
+
 @dataclass(slots=True, eq=False)
 class ProducerSession:
     """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether
@@ -68,6 +78,7 @@ class ProducerSession:
     metadata: Mapping[str, str] | None = None
     messages_in: int = 0
     bytes_in: int = 0
+    messages_dropped: int = 0
     connected_ms: int = 0
     _meter: RateMeter | None = None
     _leaving: bool = False
@@ -91,14 +102,13 @@ class ProducerSession:
         if self.topic.throttles is not None:
             self.topic.throttles.published(self, run)
 
-    def rates(self) -> Sequence[float]:
-        """Messages, bytes and parts of messages per second since the last request, or over a
-        moment."""
+    def rates(self) -> ProducerRates:
+        """Since the last request, or over a moment."""
         now = self.topic.context.clock.monotonic()
-        counts = (self.messages_in, self.bytes_in, self.chunks_in)
+        counts = (self.messages_in, self.bytes_in, self.chunks_in, self.messages_dropped)
         if self._meter is None:
             self._meter = RateMeter(now, len(counts), counts)
-        return self._meter.rates(now, counts)
+        return ProducerRates(*self._meter.rates(now, counts))
 
     def detach(self) -> None:
         self.topic.publishing.detach(self)

@@ -21,7 +21,7 @@ class ReadConsumer:
 
 
 class ReadProducer:
-    """A producer at the time of a scrape. `rates` are messages, bytes and parts of messages per second."""
+    """A producer at the time of a scrape."""
 
     __slots__ = ("rates", "session")
 
@@ -52,8 +52,8 @@ CONSUMER_FAMILIES: tuple[Family[ReadConsumer], ...] = (
     ),
 )
 PRODUCER_FAMILIES: tuple[Family[ReadProducer], ...] = (
-    Family("pulsar_producer_msg_rate_in", "Messages per second", lambda p: p.rates[0]),
-    Family("pulsar_producer_msg_throughput_in", "Bytes per second", lambda p: p.rates[1]),
+    Family("pulsar_producer_msg_rate_in", "Messages per second", lambda p: p.rates.messages),
+    Family("pulsar_producer_msg_throughput_in", "Bytes per second", lambda p: p.rates.bytes),
     Family(
         "pulsar_producer_msg_average_Size",
         "Bytes of its messages since it connected, on average",

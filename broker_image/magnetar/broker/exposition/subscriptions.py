@@ -109,6 +109,11 @@ SUBSCRIPTION_FAMILIES: tuple[Family[ReadSubscription], ...] = (
         lambda s: s.host.traffic.expiry_rate(),
     ),
     Family(
+        "pulsar_subscription_msg_drop_rate",
+        "Messages of a topic without storage that find no consumer with permits, per second",
+        lambda s: s.host.traffic.drop_rate(),
+    ),
+    Family(
         "pulsar_subscription_last_expire_timestamp",
         "When messages last expired, unix time in ms; 0 = never here",
         lambda s: s.host.traffic.expired_ms,

@@ -65,6 +65,7 @@ class NonPersistentSubscription(SubscriptionHost):
         """Entries first.. have just been published: deliver what is wanted now, and forget all
         of them."""
         self._notify_active()
+        delivered_before = self.core.messages_out
         while (request := self._next_read(READ_ENTRIES_MAX)) is not None:
             low = request.first - first
             high = low + request.entries
@@ -72,6 +73,9 @@ class NonPersistentSubscription(SubscriptionHost):
                 request.first, entries[low:high], message_counts[low:high]
             ):
                 break
+        delivered = self.core.messages_out - delivered_before
+        if (dropped := sum(message_counts) - delivered) > 0:
+            self.traffic.dropped(dropped)
         self.core.acknowledge(None, ((self.core.cursor.mark_delete, first + len(entries)),))
 
     def detach(self, session: AttachedConsumer) -> None:
@@ -181,17 +185,28 @@ class NonPersistentTopic(TopicHost):
         ]
         if not session.closed:
             session.connection.queue(b"".join(receipts))
+        session.messages_dropped += sum(run.counts[taken:])
         if taken:
-            self._pass_on(run.entries[:taken], run.counts[:taken])
+            self._pass_on(session, run.entries[:taken], run.counts[:taken])
 
-    def _pass_on(self, entries: Sequence[memoryview], message_counts: Sequence[int]) -> None:
+    def _pass_on(
+        self,
+        session: AttachedProducer,
+        entries: Sequence[memoryview],
+        message_counts: Sequence[int],
+    ) -> None:
         first = self.core.confirm(self.core.publish(len(entries)), len(entries))
         # the receive buffer is used again
         kept = [memoryview(bytes(entry)) for entry in entries] if self.subscriptions else []
         for subscription in list(self.subscriptions.values()):
             assert isinstance(subscription, NonPersistentSubscription)
             subscription.pass_on(first, kept, message_counts)
-        self.traffic.count_in(sum(message_counts), sum(map(len, entries)))
+        self.traffic.published(
+            session,
+            sum(message_counts),
+            sum(map(len, entries)),
+            self.context.clock.wall_ms(),
+        )
 
     # --- subscriptions ----------------------------------------------------------------------------
 

@@ -74,9 +74,10 @@ class TopicTraffic:
 class SubscriptionTraffic:
     """Of one subscription. `bytes_out`, `flow_ms` and `sent_ms` are of consumers that have left.
     `acknowledging` is who acknowledged last since the cursor was written; `expired_ms` is when
-    messages last expired."""
+    messages last expired; `messages_dropped` had no consumer to go to."""
 
     __slots__ = (
+        "_drops",
         "_expiries",
         "_topic",
         "_written",
@@ -86,6 +87,7 @@ class SubscriptionTraffic:
         "bytes_out",
         "expired_ms",
         "flow_ms",
+        "messages_dropped",
         "messages_expired",
         "sent_ms",
     )
@@ -95,8 +97,9 @@ class SubscriptionTraffic:
         self.bytes_out = self.flow_ms = self.sent_ms = 0
         self.acknowledged_ms = self.advanced_ms = 0
         self.acknowledging: AttachedConsumer | None = None
-        self.messages_expired = self.expired_ms = 0
+        self.messages_expired = self.expired_ms = self.messages_dropped = 0
         self._expiries: RateMeter | None = None
+        self._drops: RateMeter | None = None
 
     def expired(self, messages: int) -> None:
         """Messages were acknowledged because of their age."""
@@ -108,10 +111,23 @@ class SubscriptionTraffic:
 
     def expiry_rate(self) -> float:
         """Messages per second that expire."""
-        if self._expiries is None:
+        return self._rate(self._expiries, self.messages_expired)
+
+    def dropped(self, messages: int) -> None:
+        """Messages of a topic without storage found no consumer with permits."""
+        if self._drops is None:
+            now = self._topic.context.clock.monotonic()
+            self._drops = RateMeter(now, 1, (self.messages_dropped,))
+        self.messages_dropped += messages
+
+    def drop_rate(self) -> float:
+        """Messages per second that are dropped."""
+        return self._rate(self._drops, self.messages_dropped)
+
+    def _rate(self, meter: RateMeter | None, count: int) -> float:
+        if meter is None:
             return 0.0
-        now = self._topic.context.clock.monotonic()
-        return self._expiries.rates(now, (self.messages_expired,))[0]
+        return meter.rates(self._topic.context.clock.monotonic(), (count,))[0]
 
     def left(self, session: AttachedConsumer) -> None:
         """A consumer has left; what it was sent still counts."""

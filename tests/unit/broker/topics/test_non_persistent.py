@@ -7,6 +7,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from magnetar.clock import SystemClock
 from magnetar.errors import WireCode
 from magnetar.metadata import keys
@@ -166,6 +168,44 @@ async def test_too_many_at_once_are_dropped_with_a_receipt_that_says_so(tmp_path
         assert set(ids) == {(0, 0), (DROPPED, DROPPED)}
         assert ids[:10] == [(0, 0)] * 10
         assert await publish(producer, 50, 1) == [(0, 0)], "the next turn takes messages again"
+
+
+async def test_statistics_say_who_dropped_how_much(tmp_path: Path) -> None:
+    """Of producers what their connection had too much on its way, of subscriptions the messages,
+    not the batches, for which nobody had permits; the topic has the sum."""
+
+    async with (
+        running_broker(tmp_path, non_persistent_in_flight_max=10) as broker,
+        rest_over(tmp_path, broker) as rest,
+        open_peer(broker) as peer,
+        open_peer(broker) as consumer,
+    ):
+        await peer.lookup(TOPIC)
+        await peer.produce(1, TOPIC)
+        await subscribe(consumer, 1, SubscriptionType.EXCLUSIVE, 2, "all taken")
+        stats = await rest.get("/admin/v2/non-persistent/public/default/n/stats")
+        assert stats["msgDropRate"] == stats["publishers"][0]["msgDropRate"] == 0
+        await publish(peer, 0, 50)
+        peer.write(requests.send(1, 50, entry(bytes(64), 50, num_messages_in_batch=3), messages=3))
+        await peer.answer(Type.SEND_RECEIPT)
+        stats = await rest.get("/admin/v2/non-persistent/public/default/n/stats")
+        [publisher], subscription = stats["publishers"], stats["subscriptions"]["all taken"]
+        taken = stats["msgInCounter"]
+        assert 2 < taken < 53
+        assert publisher["msgDropRate"] / publisher["msgRateIn"] == pytest.approx(
+            (53 - taken) / taken
+        )
+        assert subscription["msgOutCounter"] == 2
+        assert subscription["msgDropRate"] > 0
+        assert stats["msgDropRate"] == pytest.approx(
+            publisher["msgDropRate"] + subscription["msgDropRate"]
+        )
+        [topic] = (
+            found
+            for bundle in broker.ownership.owned.values()
+            for found in bundle.non_persistent.by_name.values()
+        )
+        assert topic.subscriptions["all taken"].traffic.messages_dropped == taken - 2
 
 
 async def test_nothing_of_it_is_in_the_log_and_the_subscription_goes_with_its_consumer(
