@@ -27,6 +27,7 @@ from magnetar.policy_shapes import DESTINATION_STORAGE, MESSAGE_AGE
 from magnetar.topics.dispatch.base import Consumer, SubscriptionType
 from magnetar.topics.ledgers import Position
 from magnetar.topics.producers import AccessMode, Producer
+from magnetar.topics.topic import Topic
 
 TYPE_NAMES: Mapping[SubscriptionType, str] = {
     SubscriptionType.EXCLUSIVE: "Exclusive",
@@ -366,19 +367,15 @@ async def read_earliest(host: TopicHost, stats: dict[str, Any]) -> None:
 
 def internal_stats(host: TopicHost) -> dict[str, Any]:
     """PersistentTopicInternalStats of a topic served here."""
-    core = host.core
-    table = core.ledgers
-    existing = [(ledger, last + 1) for ledger, _, last in table.runs(table.first, table.end)]
-    ledgers = existing or table.ledgers()[-1:]
-    last = core.last_confirmed
+    core, last = host.core, host.core.last_confirmed
+    core.age(elapsed_ms(host.context.clock))
+    ledgers = _ledgers(core)
     return {
         "entriesAddedCounter": core.ledgers.end,
         "numberOfEntries": core.ledgers.end - core.ledgers.first,
         "totalSize": core.ages.bytes_from(core.ledgers.first, core.ledgers.end),
         "currentLedgerEntries": core.next_entry,
-        "currentLedgerSize": core.ages.bytes_from(core.ledgers.first, core.ledgers.end)
-        if len(ledgers) == 1
-        else 0,
+        "currentLedgerSize": ledgers[-1]["size"] if core.next_entry else 0,
         "waitingCursorsCount": sum(
             1 for found in host.subscriptions.values() if found.core.connected
         ),
@@ -386,15 +383,27 @@ def internal_stats(host: TopicHost) -> dict[str, Any]:
         "lastConfirmedEntry": text_of(last),
         "state": "Terminated" if core.terminated is not None else "LedgerOpened",
         "lastLedgerCreatedTimestamp": iso8601(core.created_ms),
-        "ledgers": [
-            {**EMPTY_LEDGER, "ledgerId": ledger, "entries": count} for ledger, count in ledgers
-        ]
-        or [{**EMPTY_LEDGER, "ledgerId": last.ledger}],
+        "ledgers": ledgers or [{**EMPTY_LEDGER, "ledgerId": last.ledger}],
         "cursors": {name: _cursor_stats(found) for name, found in host.subscriptions.items()},
         "schemaLedgers": [],
         "compactedLedger": _compacted_ledger(host),
         "properties": dict(core.properties),
     }
+
+
+def _ledgers(core: Topic) -> list[dict[str, Any]]:
+    """LedgerInfo of each ledger that has entries, of the last one if none has. Bytes are estimated
+    where a ledger ends between two marks of age; together they are those of the topic."""
+    table, found, begin = core.ledgers, [], core.ledgers.first
+    for ledger, first, last in table.runs(table.first, table.end):
+        end = begin + last + 1 - first
+        size = core.ages.bytes_from(begin, table.end) - core.ages.bytes_from(end, table.end)
+        found.append({**EMPTY_LEDGER, "ledgerId": ledger, "entries": last + 1, "size": size})
+        begin = end
+    return found or [
+        {**EMPTY_LEDGER, "ledgerId": ledger, "entries": count}
+        for ledger, count in table.ledgers()[-1:]
+    ]
 
 
 def _cursor_stats(host: SubscriptionHost) -> dict[str, Any]:

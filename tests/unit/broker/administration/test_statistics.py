@@ -206,6 +206,25 @@ async def test_an_empty_topic_has_a_ledger_and_no_backlog(tmp_path: Path) -> Non
         assert (ledger["entries"], ledger["size"], ledger["offloaded"]) == (0, 0, False)
 
 
+async def test_the_bytes_of_ledgers_are_those_of_the_topic(tmp_path: Path) -> None:
+    """One ledger for each time that the topic was acquired; the current one is the last."""
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await peer.produce()
+        for number in range(3):
+            await peer.send(bytes(1000), number)
+        await rest("PUT", f"{T}/unload")
+        assert (await peer.answer()).type == Type.CLOSE_PRODUCER
+        assert (await rest.get(f"{T}/internalStats"))["currentLedgerSize"] == 0
+        await peer.lookup(TOPIC)
+        await peer.produce()
+        await peer.send(b"small", 3)
+        internal = await rest.get(f"{T}/internalStats")
+        first, second = (ledger["size"] for ledger in internal["ledgers"])
+        assert first > second > 0
+        assert first + second == internal["totalSize"]
+        assert second == internal["currentLedgerSize"]
+
+
 async def test_partitions_add_up_as_pulsars_do(tmp_path: Path) -> None:
     """The n-th consumer of each partition counts as one; the same fields as of a topic."""
     async with broker_with_rest(tmp_path) as (_broker, rest, peer):
