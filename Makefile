@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench oracle campaign soak soak-txn soak-compaction soak-hostile attack lock proto crds docs clean
+.PHONY: help setup run demo test check unit sim e2e cluster cluster-down image bench oracle campaign soak soak-txn soak-compaction soak-compaction-pods soak-hostile attack lock proto crds docs clean
 
 help: ## List the tasks
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ soak-txn: setup ## Exactly-once applications under kills of brokers and coordina
 soak-compaction: setup ## Compaction after compaction while drivers, executors, brokers and etcd die (RUNS=200, SEED=n)
 	@$(PY) -m dev.kube binary etcd > /dev/null
 	@$(PY) -m dev.soak.compactions $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED))
+
+soak-compaction-pods: setup ## The same by a DataJob on the node of `make cluster`, while pods of every kind are deleted (RUNS=20, SEED=n)
+	@$(PY) -m dev.soak.compaction_pods $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED))
 
 soak-hostile: setup ## An ordinary workload with and without a hostile client beside it, clocks that jump: latencies compared (MINUTES=60, SEED=n)
 	@$(PY) -m dev.kube binary etcd > /dev/null
