@@ -153,7 +153,7 @@ SEEN_AT = {
     "keys_move_without_draining": 20,
     "stand_by_goes_on_without_rewinding": 11,
     "files_of_the_parent_go_with_it": 15,
-    "held_for_ever": 5,
+    "held_for_ever": 15,
     "a_failure_counts_as_an_answer": 20,
     "a_repetition_is_taken_again": 1,
     "no_snapshot_before_trimming": 12,
