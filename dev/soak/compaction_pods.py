@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from dev.soak.namespaces import create_namespace
 from dev.soak.run_directory import parser_of, run_in_directory
 from magnetar.names import TopicName
 
-NAMESPACE = "public/soak-compaction-pods"
 JOB, CLUSTER = "soak-compaction", "main"
 BROKERS = 2
 PART = "app.kubernetes.io/component"
@@ -70,7 +70,8 @@ class CompactionPods:
     def __init__(self, seed: int, rate: float) -> None:
         self._tools = cluster.tools("")
         self._chance = random.Random(f"{seed}/pods")
-        self.topic = TopicName.parse(f"persistent://{NAMESPACE}/keyed-{seed}")
+        self._namespace = f"public/{JOB}-{seed}"
+        self.topic = TopicName.parse(f"persistent://{self._namespace}/keyed")
         address = self._text("get", "service", CLUSTER, "-o", "jsonpath={.spec.clusterIP}")
         self.http_url = f"http://{address}:8080"
         self.traffic = KeyedTraffic(f"pulsar://{address}:6650", str(self.topic), seed, rate)
@@ -118,7 +119,7 @@ class CompactionPods:
     def start(self) -> None:
         self._text("scale", f"brokercluster/{CLUSTER}", f"--replicas={BROKERS}")
         _until("the brokers", self._healthy, READY_S_MAX)
-        create_namespace(self, NAMESPACE, deduplicated=True)
+        create_namespace(self, self._namespace, deduplicated=True)
         self.traffic.start()
         self._text("apply", "-f", "-", given=json.dumps(manifest_of(self.topic)))
         self._end_of("soak-0")
@@ -140,17 +141,22 @@ class CompactionPods:
         kills = threading.Thread(target=self._kill, name="kills")
         kills.start()
         began = time.monotonic()
-        state = self._end_of(name)
+        ended = self._end_of(name)
         self._took = 0.7 * self._took + 0.3 * (time.monotonic() - began)
         kills.join()
         _until("the cluster is whole again", self._healthy, READY_S_MAX)
-        self.counts[f"run {state}"] += 1
-        if state != "Succeeded":
-            self.problems.append(
-                f"run {name} {state}: {self._text('get', 'datajob', JOB, '-o', 'yaml')}"
-            )
+        self.counts[f"run {ended['state']}"] += 1
+        if ended["state"] != "Succeeded":
+            self.problems.append(f"run {name}: {json.dumps(ended)}")
             return
-        found = self.traffic.problems(promised)
+        ledger, _, entry = ended["result"]["horizon"].partition(":")
+        horizon = int(ledger), int(entry)
+        if horizon < promised:
+            self.problems.append(
+                f"run {name} succeeded with horizon {horizon}, and {promised} had been "
+                "acknowledged before it was requested"
+            )
+        found = self.traffic.problems(horizon)
         self.counts["looks"] += 1
         self.problems += [f"after run {name}: {problem}" for problem in found[:SHOWN_MAX]]
 
@@ -174,21 +180,21 @@ class CompactionPods:
             )  # fmt: skip
             self.counts[f"deleted: {part}"] += 1
 
-    def _end_of(self, name: str) -> str:
-        """The state in which the status says that a run has ended; "" = it has not in its time."""
-        state = [""]
+    def _end_of(self, name: str) -> dict[str, Any]:
+        """What the status says of a requested run once it has ended, or at the end of its time."""
+        found: dict[str, Any] = {"state": "absent"}
 
         def ended() -> bool:
             answer = self._kubectl("get", "datajob", JOB, "-o", "json")
             history = json.loads(answer.stdout or "{}").get("status", {}).get("history", [])
-            state[0] = next((run["state"] for run in history if run["run"].endswith(name)), "")
-            return state[0] in ("Succeeded", "Failed", "Replaced")
+            for run in history:
+                if run["run"].rpartition("-")[0] == name:
+                    found.update(run)
+            return found["state"] in ("Succeeded", "Failed", "Replaced")
 
-        try:
+        with suppress(AssertionError):
             _until(f"the end of {name}", ended, RUN_S_MAX)
-        except AssertionError:
-            return state[0] or "absent"
-        return state[0]
+        return found
 
     def settle(self) -> None:
         """Nothing of a run is at work once all have ended."""
