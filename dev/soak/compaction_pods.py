@@ -43,7 +43,6 @@ KILLS_MAX = 3
 RUN_S_MAX, READY_S_MAX, IDLE_S_MAX = 900.0, 300.0, 120.0
 FIRST_RUN_S = 40.0
 POLL_S = 1.0
-SHOWN_MAX = 20
 
 
 def manifest_of(topic: TopicName) -> dict[str, Any]:
@@ -151,22 +150,15 @@ class CompactionPods:
             return
         ledger, _, entry = ended["result"]["horizon"].partition(":")
         horizon = int(ledger), int(entry)
-        if horizon < promised:
-            self.problems.append(
-                f"run {name} succeeded with horizon {horizon}, and {promised} had been "
-                "acknowledged before it was requested"
-            )
-        found = self.traffic.problems(horizon)
+        self.problems += self.traffic.problems_of(name, horizon, promised)
         self.counts["looks"] += 1
-        self.problems += [f"after run {name}: {problem}" for problem in found[:SHOWN_MAX]]
 
     def _kill(self) -> None:
-        until = time.monotonic() + self._took
+        began = time.monotonic()
         times = sorted(
             self._chance.uniform(0, self._took) for _ in range(self._chance.randint(0, KILLS_MAX))
         )
         parts = [self._chance.choice(list(SELECTORS)) for _ in times]
-        began = until - self._took
         for after, part in zip(times, parts, strict=True):
             time.sleep(max(0.0, began + after - time.monotonic()))
             names = self._at_work(part)
@@ -198,7 +190,7 @@ class CompactionPods:
 
     def settle(self) -> None:
         """Nothing of a run is at work once all have ended."""
-        left = [""]
+        left: list[str] = []
 
         def idle() -> bool:
             left[:] = [*self._at_work("driver"), *self._at_work("executor")]

@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dev.soak.keyed_traffic import KeyedTraffic
+from dev.soak.keyed_traffic import SHOWN_MAX, KeyedTraffic
 from dev.soak.namespaces import create_namespace
 from dev.soak.nemesis import HEAL_S_MAX, Nemesis
 from dev.soak.run_directory import parser_of, run_in_directory
@@ -55,7 +55,6 @@ DRIVER_S_MAX = 240.0
 ATTEMPTS_MAX = 6
 COLLECTED_S_MAX = 300.0
 FIRST_RUN_S = 10.0
-SHOWN_MAX = 20
 
 Answer = TypeVar("Answer")
 
@@ -189,14 +188,8 @@ class Compactions:
         """After a success: the view has all that was acknowledged before its attempt began."""
         compacted = _asked(self._manifest).topic(str(TOPIC)).compacted
         horizon = compacted.horizon if compacted is not None else (-1, -1)
-        if horizon < promised:
-            self.problems.append(
-                f"run {number} succeeded with horizon {horizon}, and {promised} had been "
-                "acknowledged before it began"
-            )
-        found = self.traffic.problems(horizon)
+        self.problems += self.traffic.problems_of(str(number), horizon, promised)
         self.counts["looks"] += 1
-        self.problems += [f"after run {number}: {problem}" for problem in found[:SHOWN_MAX]]
 
     def _stray(self) -> list[str]:
         """Intents, and outputs of compactions that no manifest lists."""

@@ -23,6 +23,7 @@ DELETED = 0.05
 """Share of messages that delete their key."""
 PENDING_MAX = 500
 READ_S = 60.0
+SHOWN_MAX = 20
 NUMBER = "number"
 PADDING = b" " * 200
 
@@ -98,6 +99,21 @@ class KeyedTraffic(ClientThread):
             self.reached = max(self.reached, (found.ledger, found.entry))
 
         return note
+
+    def problems_of(
+        self, run: str, horizon: tuple[int, int], promised: tuple[int, int]
+    ) -> list[str]:
+        """What is wrong after a run that succeeded with that horizon: it must have reached
+        `promised`, what had been acknowledged before it began. Raises TimeoutError."""
+        short = [
+            f"run {run} succeeded with horizon {horizon}, and {promised} had been acknowledged "
+            "before it began"
+        ]
+        found = self.problems(horizon)[:SHOWN_MAX]
+        return [
+            *(short if horizon < promised else ()),
+            *(f"after run {run}: {problem}" for problem in found),
+        ]
 
     def problems(self, horizon: tuple[int, int]) -> list[str]:
         """Read the compacted view; what is not as promised, of all that was acknowledged before.

@@ -375,7 +375,7 @@ def internal_stats(host: TopicHost) -> dict[str, Any]:
         "numberOfEntries": core.ledgers.end - core.ledgers.first,
         "totalSize": core.ages.bytes_from(core.ledgers.first, core.ledgers.end),
         "currentLedgerEntries": core.next_entry,
-        "currentLedgerSize": ledgers[-1]["size"] if core.next_entry else 0,
+        "currentLedgerSize": ledgers[-1]["size"] if ledgers[-1]["ledgerId"] == core.ledger else 0,
         "waitingCursorsCount": sum(
             1 for found in host.subscriptions.values() if found.core.connected
         ),
@@ -383,7 +383,7 @@ def internal_stats(host: TopicHost) -> dict[str, Any]:
         "lastConfirmedEntry": text_of(last),
         "state": "Terminated" if core.terminated is not None else "LedgerOpened",
         "lastLedgerCreatedTimestamp": iso8601(core.created_ms),
-        "ledgers": ledgers or [{**EMPTY_LEDGER, "ledgerId": last.ledger}],
+        "ledgers": ledgers,
         "cursors": {name: _cursor_stats(found) for name, found in host.subscriptions.items()},
         "schemaLedgers": [],
         "compactedLedger": _compacted_ledger(host),
@@ -400,10 +400,10 @@ def _ledgers(core: Topic) -> list[dict[str, Any]]:
         size = core.ages.bytes_from(begin, table.end) - core.ages.bytes_from(end, table.end)
         found.append({**EMPTY_LEDGER, "ledgerId": ledger, "entries": last + 1, "size": size})
         begin = end
-    return found or [
-        {**EMPTY_LEDGER, "ledgerId": ledger, "entries": count}
-        for ledger, count in table.ledgers()[-1:]
-    ]
+    if not found:
+        ledger, count = (table.ledgers() or [(core.last_confirmed.ledger, 0)])[-1]
+        found.append({**EMPTY_LEDGER, "ledgerId": ledger, "entries": count})
+    return found
 
 
 def _cursor_stats(host: SubscriptionHost) -> dict[str, Any]:
