@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.administration.partition_sums import sum_stats
+from magnetar.names import TopicName
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -223,6 +224,19 @@ async def test_the_bytes_of_ledgers_are_those_of_the_topic(tmp_path: Path) -> No
         assert first > second > 0
         assert first + second == internal["totalSize"]
         assert second == internal["currentLedgerSize"]
+
+
+async def test_a_message_on_its_way_into_the_log_is_in_no_ledger_yet(tmp_path: Path) -> None:
+    async with broker_with_rest(tmp_path) as (broker, rest, peer):
+        await peer.produce()
+        bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
+        topic = broker.ownership.owned[str(bundle)].topics[TOPIC]
+        topic.core.take_ledger()
+        topic.core.publish(1)
+        internal = await rest.get(f"{T}/internalStats")
+        assert (internal["currentLedgerEntries"], internal["currentLedgerSize"]) == (1, 0)
+        [ledger] = internal["ledgers"]
+        assert (ledger["entries"], ledger["size"]) == (0, 0)
 
 
 async def test_partitions_add_up_as_pulsars_do(tmp_path: Path) -> None:
