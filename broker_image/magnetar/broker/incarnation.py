@@ -75,8 +75,9 @@ class Broker:
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
-        self._connections = ConnectionTable.open_to(settings, ports.security)
-        self._connections.surprises = self.metrics.surprises
+        self._connections = ConnectionTable.open_to(
+            settings, ports.security, self.metrics.surprises
+        )
         if ports.tls is not None:
             ports.tls.surprises = self.metrics.surprises
         self._ready = False

@@ -81,7 +81,7 @@ class Coordinator:
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._served_at = served_at
-        self._connections = ConnectionTable.open_to(settings, ports.security)
+        self._connections = ConnectionTable.open_to(settings, ports.security, metrics.surprises)
         self.service = CoordinatorService(self.tcid, metrics, ports.security)
         self.service.guard = guard
         self._claim: CoordinatorClaim | None = None

@@ -29,11 +29,16 @@ log = structlog.get_logger(__name__)
 class ConnectionTable:
     """All connections of a broker, and the gate that keeps requests waiting until it is ready."""
 
-    def __init__(self, settings: BrokerSettings, handshakes: Handshakes | None = None) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        handshakes: Handshakes | None = None,
+        surprises: Surprises | None = None,
+    ) -> None:
         """`handshakes` authenticates clients; None: all are accepted, with every right."""
         self.settings, self.handshakes = settings, handshakes
-        self.surprises = Surprises()
-        self.rooms = Rooms(settings.receive_bytes_max)
+        self.surprises = surprises or Surprises()
+        self.rooms = Rooms(settings.receive_bytes_max, self.surprises)
         self._open: dict[ClientConnection, None] = {}
         self.budget: PeerBudget[ClientConnection] = PeerBudget(
             "connections_max",
@@ -44,13 +49,15 @@ class ConnectionTable:
         self.ready = asyncio.Event()
 
     @staticmethod
-    def open_to(settings: BrokerSettings, security: Authenticator | None) -> ConnectionTable:
+    def open_to(
+        settings: BrokerSettings, security: Authenticator | None, surprises: Surprises
+    ) -> ConnectionTable:
         """A table of connections whose peers `security` authenticates; None: of all."""
         if security is None:
-            return ConnectionTable(settings)
+            return ConnectionTable(settings, surprises=surprises)
         from magnetar.hosting.security.handshakes import Handshakes
 
-        return ConnectionTable(settings, Handshakes(security))
+        return ConnectionTable(settings, Handshakes(security), surprises)
 
     def __len__(self) -> int:
         return len(self._open)

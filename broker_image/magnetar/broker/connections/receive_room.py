@@ -1,7 +1,7 @@
 """Memory for what peers send, over all connections of a process.
 
 Owns: `Room`, the part of one connection, and `Rooms`, which holds them to `receive_bytes_max`.
-Imports: asyncio, wire, siblings. Invariants: a frame larger than `SMALL_BYTES` and than its buffer is
+Imports: asyncio, hosting.background, wire, siblings. Invariants: a frame larger than `SMALL_BYTES` and than its buffer is
 read only while its whole size is reserved, so that it can end; buffers that are larger than
 `SMALL_BYTES` without that take at most half as much again, and give way when they take more; while
 others wait, frames that hardly grow are dropped at the addresses that hold the most.
@@ -23,6 +23,7 @@ from magnetar.wire.frames import READ_BUFFER_BYTES
 
 if TYPE_CHECKING:
     from magnetar.broker.ports import ClientConnection
+    from magnetar.hosting.background import Surprises
     from magnetar.wire.frames import InboundBuffer
 
 log = structlog.get_logger(__name__)
@@ -96,7 +97,8 @@ class Room:
 class Rooms:
     """All of them. `capacity`: bytes that a buffer may grow to for the sake of larger reads."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, surprises: Surprises) -> None:
+        self._surprises = surprises
         self._budget: ReceiveBudget[Room] = ReceiveBudget(bytes_max, bytes_max // 2)
         self._holders: dict[Room, None] = {}
         self._spare, self._spare_max = 0, bytes_max // 2
@@ -166,22 +168,27 @@ class Rooms:
         self._look_at = None
         if not self._scarce:
             return
+        self._look_at = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         by_group: Counter[str] = Counter()
         for room in self._holders:
             by_group[room.connection.group] += room.reserved + room.spare
         judged_from = max(by_group.values(), default=0) // 2
         for room in list(self._holders):
-            connection, hardly_grows = room.connection, room.hardly_grows()
-            if not room.reserved:
-                room.give_back()
-            if hardly_grows and room in self._holders and by_group[connection.group] >= judged_from:
-                self.dropped += 1
-                log.info(
-                    "connection.too_slow", peer=connection.peer, bytes_min=GROWTH_BYTES_MIN,
-                    seconds=LOOK_S, reason="others wait for room",
-                )  # fmt: skip
-                connection.abort()
-        self._look_at = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+            group = room.connection.group
+            with self._surprises.contained("receive room", address=group):
+                self._judge(room, droppable=by_group[group] >= judged_from)
+
+    def _judge(self, room: Room, droppable: bool) -> None:
+        hardly_grows = room.hardly_grows()
+        if not room.reserved:
+            room.give_back()
+        if hardly_grows and droppable and room in self._holders:
+            self.dropped += 1
+            log.info(
+                "connection.too_slow", peer=room.connection.peer, bytes_min=GROWTH_BYTES_MIN,
+                seconds=LOOK_S, reason="others wait for room",
+            )  # fmt: skip
+            room.connection.abort()
 
     def close(self) -> None:
         if self._look_at is not None:

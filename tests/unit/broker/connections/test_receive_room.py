@@ -14,7 +14,7 @@ import pytest
 
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
-from magnetar.broker.connections.receive_room import GROWTH_BYTES_MIN, LOOK_S, SMALL_BYTES
+from magnetar.broker.connections.receive_room import GROWTH_BYTES_MIN, LOOK_S, SMALL_BYTES, Room
 from magnetar.broker.ports import CommandService
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -165,6 +165,38 @@ def test_who_holds_room_without_sending_is_dropped_while_others_wait() -> None:
         assert honest.pongs == 1
         assert table.rooms.dropped == len(flood)
         assert table.rooms.held_bytes == honest.room
+
+    run(scenario)
+
+
+def test_a_room_that_surprises_keeps_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a flood that holds all room, the look at the first fails each time: all others are
+    dropped, and who waited gets through."""
+
+    async def scenario(table: ConnectionTable) -> None:
+        flood = [Line(table, f"10.0.{number}.66") for number in range(BYTES_MAX // FRAME)]
+        for line in flood:
+            line.begin()
+
+        def surprising(room: Room) -> bool:
+            if room is flood[0].connection._room:
+                raise RuntimeError("unforeseen")
+            return hardly_grows(room)
+
+        hardly_grows = Room.hardly_grows
+        monkeypatch.setattr(Room, "hardly_grows", surprising)
+        honest = Line(table, "10.0.0.1")
+        honest.send(large_ping(FRAME))
+        assert not honest.reads
+        await asyncio.sleep(2.5 * LOOK_S)
+        assert [line.transport.state for line in flood] == ["open"] + ["aborted"] * (len(flood) - 1)
+        for line in flood[1:]:
+            line.lose()
+        await asyncio.sleep(0)
+        honest.send(b"")
+        await asyncio.sleep(0)
+        assert honest.pongs == 1
+        assert table.surprises.counts["receive room"] == 2
 
     run(scenario)
 
