@@ -1,11 +1,13 @@
 """Servers for the tests with real clients.
 
 Owns: fixtures that start real processes and stop them by their own handle; the logs of servers and
-foreign clients beside a failure. Imports: dev.server_process, foreign, places, rest.
+foreign clients beside a failure. Imports: dev.server_process, foreign, places, program,
+pulsar_admin, rest.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -14,12 +16,15 @@ from pathlib import Path
 import pulsar
 import pytest
 
+from dev.ports import free_port
 from dev.server_process import ServerProcess
-from dev.testbed.cluster import Cluster
+from dev.testbed.cluster import STILL, Cluster
 from dev.testbed.foreign import Client, Driver
 from dev.testbed.rest import Admin
 from tests.clients.coordinators import ENDS_ARE_CARRIED_OUT
 from tests.clients.places import KINDS, NAMES, REFERENCE_DIFFERS, Place
+from tests.clients.program import Program
+from tests.clients.pulsar_admin import PulsarAdmin, Site
 
 QUICK_SETTINGS = {
     "MAGNETAR_FAILOVER_DELAY_MS": "200",
@@ -29,6 +34,7 @@ QUICK_SETTINGS = {
     **ENDS_ARE_CARRIED_OUT,
 }
 """Periodic work of the shared server, often enough for tests to wait for."""
+NAMESPACE_NUMBERS = itertools.count()
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 
@@ -180,3 +186,57 @@ def topic(request: pytest.FixtureRequest) -> str:
 def admin(shared_server: ServerProcess) -> Admin:
     """The shared server's REST."""
     return Admin(shared_server)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Brokers of the module, whose bundles only the tests move; leases last for as long as a busy
+    machine may need to look at what an end of a broker looks like."""
+    with Cluster(
+        tmp_path_factory.mktemp("cluster"), environment={**STILL, "MAGNETAR_LEASE_TTL_S": "10"}
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def program(cluster: Cluster) -> Program:
+    """The command line. It knows all brokers of `cluster` by REST, the first of which does not
+    exist."""
+    cluster.repair()
+    urls = [
+        f"http://127.0.0.1:{free_port()}",
+        *(broker.http_url for broker in cluster.brokers.values()),
+    ]
+    return Program(",".join(urls), cluster.service_url)
+
+
+@pytest.fixture(scope="module", params=["standalone", "cluster"])
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """A server, or three brokers, one JVM with pulsar-admin, and a tenant `acme`."""
+    directory = tmp_path_factory.mktemp(request.param)
+    running: ServerProcess | Cluster
+    if request.param == "standalone":
+        running = ServerProcess(directory)
+        running.start()
+        http_url, brokers = running.http_url, 1
+    else:
+        running = Cluster(directory / "cluster")
+        running.start()
+        http_url, brokers = running.brokers[running.entry].http_url, len(running.brokers)
+    admin = PulsarAdmin(http_url, directory)
+    try:
+        admin("tenants create acme --admin-roles admin --allowed-clusters standalone")
+        yield Site(admin, running.service_url, brokers)
+    finally:
+        admin.close()
+        running.stop()
+
+
+@pytest.fixture
+def namespace(site: Site) -> str:
+    """A namespace of the test's own at `site`."""
+    name = f"acme/n{next(NAMESPACE_NUMBERS)}"
+    site.admin(f"namespaces create {name} --bundles 8")
+    return name

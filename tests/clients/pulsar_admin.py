@@ -1,8 +1,8 @@
 """The official pulsar-admin as seen by a test.
 
-Owns: `PulsarAdmin`: one JVM that runs command lines one after another. Imports: foreign_build.
-Invariants: a command line is exactly what a person would type behind `pulsar-admin`; each has a
-deadline; the JVM is ended by its own handle.
+Owns: `PulsarAdmin`: one JVM that runs command lines one after another; `Site`: it and the servers
+that it asks. Imports: foreign_build. Invariants: a command line is exactly what a person would type
+behind `pulsar-admin`; each has a deadline; the JVM is ended by its own handle.
 """
 
 from __future__ import annotations
@@ -89,3 +89,12 @@ class PulsarAdmin:
             self._process.wait(10)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the commands go."""
+
+    admin: PulsarAdmin
+    service_url: str
+    brokers: int

@@ -1,7 +1,8 @@
 """A bundle of the default namespace that tests split, and its two halves.
 
-Owns: the names of the bundles and of topics in them, a peer that is attached to several topics, and
-a bundle's record as the store has it. Imports: the brokers of the tests.
+Owns: the names of the bundles and of topics in them; a peer that is attached to several topics, and
+one message that it publishes and receives; a bundle's record and the namespace's boundaries as the
+store has them. Imports: the brokers of the tests.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from contextlib import asynccontextmanager
 
 from magnetar.broker.incarnation import Broker
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord
+from magnetar.metadata.records import BundleRecord, NamespaceRecord
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.wire import requests
-from tests.support.brokers import Peer, Type, open_peer
+from tests.support.brokers import Peer, Type, entry, open_peer
 
 NAMESPACE = NamespaceName("public", "default")
 WHOLE = BundleName.parse(str(NAMESPACE) + "/0x80000000_0xc0000000")
@@ -46,6 +47,25 @@ async def attached(broker: Broker, *topics: str) -> AsyncIterator[Peer]:
         yield peer
 
 
+async def round_trip(peer: Peer, number: int, sequence: int) -> tuple[int, int]:
+    """Publish and receive one message by producer and consumer `number`; its id."""
+    peer.write(requests.send(number, sequence, entry(b"x", sequence)))
+    found: dict[int, tuple[int, int]] = {}
+    while len(found) < 2:
+        command, _ = await peer.receive()
+        assert command.type in (Type.SEND_RECEIPT, Type.MESSAGE), command
+        body = command.send_receipt if command.type == Type.SEND_RECEIPT else command.message
+        found[command.type] = (body.message_id.ledgerId, body.message_id.entryId)
+    assert found[Type.SEND_RECEIPT] == found[Type.MESSAGE]
+    return found[Type.MESSAGE]
+
+
 async def store_of(broker: Broker, bundle: BundleName) -> BundleRecord | None:
     item = await broker.context.store.get(keys.bundle(bundle))
     return BundleRecord.decode(item.value) if item is not None else None
+
+
+async def boundaries(broker: Broker) -> tuple[int, ...]:
+    item = await broker.context.store.get(keys.namespace(NAMESPACE))
+    assert item is not None
+    return NamespaceRecord.decode(item.value).boundaries

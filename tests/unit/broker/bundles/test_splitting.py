@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.incarnation import Broker
 from magnetar.errors import NotAllowed, NotOwner, ServiceNotReady
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleState, ManifestPointer, NamespaceRecord
@@ -44,27 +43,10 @@ from tests.support.split_bundles import (
     RIGHT_TOPIC,
     WHOLE,
     attached,
+    boundaries,
+    round_trip,
     store_of,
 )
-
-
-async def round_trip(peer: Peer, number: int, sequence: int) -> tuple[int, int]:
-    """Publish and receive one message by producer and consumer `number`; its id."""
-    peer.write(requests.send(number, sequence, entry(b"x", sequence)))
-    found: dict[int, tuple[int, int]] = {}
-    while len(found) < 2:
-        command, _ = await peer.receive()
-        assert command.type in (Type.SEND_RECEIPT, Type.MESSAGE), command
-        body = command.send_receipt if command.type == Type.SEND_RECEIPT else command.message
-        found[command.type] = (body.message_id.ledgerId, body.message_id.entryId)
-    assert found[Type.SEND_RECEIPT] == found[Type.MESSAGE]
-    return found[Type.MESSAGE]
-
-
-async def boundaries(broker: Broker) -> tuple[int, ...]:
-    item = await broker.context.store.get(keys.namespace(NAMESPACE))
-    assert item is not None
-    return NamespaceRecord.decode(item.value).boundaries
 
 
 async def test_clients_notice_nothing_of_a_split(tmp_path: Path) -> None:
