@@ -125,11 +125,13 @@ def _ignore(_status: str, _headers: list[tuple[str, str]], _error: Any = None) -
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    make_server("127.0.0.1", options.port, Admission(options.seed), threaded=True).serve_forever()
+    server = make_server(options.address, options.port, Admission(options.seed), threaded=True)
+    server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from dev.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 LOCK = HERE.parents[1] / "requirements" / "s3.lock"
+LOOPBACK = "127.0.0.1"
 READY_TIMEOUT_S = 240.0
 POLL_S = 0.05
 BUCKET = "magnetar"
@@ -68,14 +69,15 @@ def environment_python() -> Path:
 class S3Server:
     """One server with one bucket, in memory; `start` first, `stop` last."""
 
-    def __init__(self, directory: Path) -> None:
-        self.port = free_port()
+    def __init__(self, directory: Path, address: str = LOOPBACK) -> None:
+        """`address` is one of this machine that whoever asks can reach."""
+        self.address, self.port = address, free_port()
         self.log_path = directory / "s3.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def url(self, prefix: str) -> str:
         """Of a volume below `prefix`."""
@@ -89,7 +91,10 @@ class S3Server:
             for name, value in os.environ.items()
             if not name.startswith(("PYTHON", "AWS_"))
         }
-        command = [str(environment_python()), str(HERE / "app.py"), "--port", str(self.port)]
+        command = [
+            str(environment_python()), str(HERE / "app.py"),
+            "--address", self.address, "--port", str(self.port),
+        ]  # fmt: skip
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**environment, **CREDENTIALS}

@@ -81,7 +81,6 @@ class Reason(enum.StrEnum):
     STORAGE_CLASS_MISSING = "StorageClassNotFound"
     STORAGE_NOT_EXPANDABLE = "StorageNotExpandable"
     CREDENTIALS_MISSING = "StorageCredentialsMissing"
-    STORAGE_UNSUPPORTED = "StorageNotSupported"
     # BrokerCluster
     STARTING = "BrokersStarting"
     NO_BROKER = "NoBroker"

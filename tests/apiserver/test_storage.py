@@ -10,6 +10,7 @@ import pytest
 
 from dev.testbed.control_plane import EtcdProcess
 from magnetar_operator import names
+from tests.apiserver.job_stage import Jobs
 from tests.apiserver.stage import (
     Kubelet,
     Scene,
@@ -88,18 +89,6 @@ async def test_credentials_of_s3_are_looked_at_and_followed(
         scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
         await until("coordinators have the same", lambda: digest(scene, "tx-coordinator") == first)
 
-        job = {
-            "clusterRef": {"name": "main"},
-            "compaction": {"topic": "persistent://public/default/prices"},
-        }
-        scene.create("DataJob", "prices", job)
-        said = scene.path("datajobs", "prices")
-        await until(
-            "the job says so",
-            lambda: scene.condition(said).get("reason") == "StorageNotSupported",
-        )
-        assert not scene.get(said)["status"].get("driverPod")  # type: ignore[index]
-
         scene.merge(
             scene.core("secrets", "keys"), {"data": secret(AWS_SECRET_ACCESS_KEY="c")["data"]}
         )
@@ -120,6 +109,36 @@ async def test_credentials_of_s3_are_looked_at_and_followed(
             lambda: scene.condition(path, "Degraded").get("reason") == "StorageCredentialsMissing",
         )
         assert digest(scene) == changed, "brokers that run are left alone"
+
+
+async def test_a_job_on_s3_waits_for_the_credentials_and_gets_them(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """No attempt is used up by a secret that is missing; driver and executors open the bucket as
+    brokers do."""
+
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        storage = {"s3": {"bucket": "messages", "credentials": {"secretRef": {"name": "keys"}}}}
+        scene.create("BrokerCluster", "main", external(cluster_etcd, storage=storage))
+        jobs = Jobs(scene, brokers)
+        await jobs.make()
+        assert "secret keys does not exist" in await jobs.says("StorageCredentialsMissing")
+        assert jobs.driver() is None
+        assert jobs.status()["attempt"] == 0
+        scene.plane.must(
+            "POST",
+            scene.core("secrets"),
+            secret(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b"),
+        )
+        driver = await until("the first driver", jobs.driver)
+        jobs.report(driver["metadata"]["name"], "Running", podIP="10.1.2.3")
+        executors = await until("its executors", jobs.executors)
+        for pod in (driver, *executors.values()):
+            variables = {
+                item["name"]: item["valueFrom"].get("secretKeyRef", {}).get("name")
+                for item in pod["spec"]["containers"][0]["env"]
+            }
+            assert variables["AWS_SECRET_ACCESS_KEY"] == "keys"
 
 
 async def test_a_volume_that_cannot_grow_stays_as_it_is_and_the_size_may_be_taken_back(

@@ -184,5 +184,5 @@ class Storage(Model):
     )
     s3: S3Storage | None = Field(
         default=None,
-        description="A bucket of an S3-compatible store; DataJobs do not run on it yet.",
+        description="A bucket of an S3-compatible store.",
     )

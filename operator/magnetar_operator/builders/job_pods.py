@@ -18,10 +18,16 @@ from magnetar.resources.pod_template import JobPodTemplate
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
 from magnetar_operator.builders.magnetar_pod import placement
+from magnetar_operator.builders.message_storage import (
+    has_pod_identity,
+    location,
+    storage_environment,
+    storage_mounts,
+    storage_volumes,
+)
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
-    claim_name,
     container_security,
     field_variable,
     image_of,
@@ -175,7 +181,7 @@ def _pod(
         | ({"annotations": chosen.annotations} if chosen.annotations else {}),
         "spec": {
             "restartPolicy": restart,
-            "serviceAccountName": names.SPARK_ACCOUNT,
+            "serviceAccountName": _account(cluster),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             **pull_secrets(cluster),
@@ -188,6 +194,7 @@ def _pod(
                     "env": [
                         *container["env"],
                         *(variable.model_dump() for variable in chosen.env),
+                        *storage_environment(cluster),  # the last of a name wins
                     ],
                     "image": image,
                     "imagePullPolicy": pull_policy,
@@ -198,19 +205,24 @@ def _pod(
                     "workingDir": "/tmp",
                     "securityContext": container_security(),
                     "volumeMounts": [
-                        {"name": "storage", "mountPath": names.VOLUME_PATH},
+                        *storage_mounts(cluster),
                         {"name": "tmp", "mountPath": "/tmp"},
                         *(client_mounts(cluster, user) if etcd else []),
                     ],
                 }
             ],
             "volumes": [
-                {"name": "storage", "persistentVolumeClaim": {"claimName": claim_name(cluster)}},
+                *storage_volumes(cluster),
                 {"name": "tmp", "emptyDir": {}},
                 *(client_volumes(cluster, user) if etcd else []),
             ],
         },
     }
+
+
+def _account(cluster: BrokerCluster) -> str:
+    """Where the brokers' identity opens the bucket, it does so for jobs as well."""
+    return names.broker_set(cluster.name) if has_pod_identity(cluster) else names.SPARK_ACCOUNT
 
 
 def _add_script(pod: Manifest, job: DataJob) -> None:
@@ -236,7 +248,7 @@ def _shared_arguments(job: DataJob, cluster: BrokerCluster, run: str) -> list[st
     executors = job.spec.executors
     return [
         "--store", store_url(cluster), *client_arguments(cluster, names.JOB_USER),
-        "--volume", names.VOLUME_PATH,
+        "--volume", location(cluster),
         "--job", f"{job.namespace}/{job.name}",
         "--run", run,
         "--executors", str(executors.instances),

@@ -61,6 +61,11 @@ def credentials_of(cluster: BrokerCluster) -> S3Credentials | None:
     return s3.credentials if s3 is not None else None
 
 
+def has_pod_identity(cluster: BrokerCluster) -> bool:
+    """Whether the object store knows a pod by its service account."""
+    return cluster.spec.storage.s3 is not None and credentials_of(cluster) is None
+
+
 def _entries(chosen: S3Credentials) -> dict[str, str]:
     """Variable -> entry of the secret."""
     found = {

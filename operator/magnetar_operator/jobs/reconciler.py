@@ -20,6 +20,7 @@ from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import NamespaceName, TopicName
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.data_job import DataJob, JobProgress, Run
+from magnetar_operator.builders.message_storage import credentials_of, credentials_problem
 from magnetar_operator.conditions import Problem, Reason, timestamp, wall_ms_of
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import World, is_paused
@@ -50,7 +51,7 @@ from magnetar_operator.jobs.runs import (
     with_deadline,
 )
 from magnetar_operator.jobs.schedule import Schedule, giving_way, plan_schedule
-from magnetar_operator.kube.kinds import BY_KIND
+from magnetar_operator.kube.kinds import BY_KIND, SECRET
 
 STORE_RETRY_S = 3.0
 READ_TIMEOUT_S = 5.0
@@ -80,11 +81,6 @@ async def reconcile(world: World, key: Key) -> float | None:
             "or correct clusterRef"
         )
         return await _wait(world, job, Reason.CLUSTER_MISSING, message)
-    if cluster.spec.storage.s3 is not None:
-        # Neither its storage nor this can change: there is nothing to wait for.
-        message = f"{Reason.STORAGE_UNSUPPORTED.meaning} {Reason.STORAGE_UNSUPPORTED.remedy}"
-        await _wait(world, job, Reason.STORAGE_UNSUPPORTED, message)
-        return None
     planned = plan_schedule(schedule_view(job, world.clock.wall_ms()))
     history = with_begun(job.status.history, planned.begin)
     # The pods first: a driver writes its record before it ends.
@@ -152,8 +148,8 @@ async def _report_schedule(world: World, job: DataJob, planned: Schedule) -> Non
 async def _read_store(
     world: World, job: DataJob, cluster: BrokerCluster, history: Sequence[Run]
 ) -> tuple[RunRecords, Problem | None]:
-    """The records of the latest run and of those under way, and what is wrong with their topic.
-    Raises StoreError, TimeoutError."""
+    """The records of the latest run and of those under way, and why no driver can begin. Raises
+    StoreError, TimeoutError, KubernetesError."""
     reader = (await world.store_of(cluster)).reader
     found, progress = {}, {}
     async with asyncio.timeout(READ_TIMEOUT_S):
@@ -166,7 +162,8 @@ async def _read_store(
                 item = await reader.get(keys.job_progress(_job_key(job), entry.run))
                 if item is not None:
                     progress[entry.run] = JobProgressRecord.decode(item.value)
-        return RunRecords(found, progress), await _obstacle(world, reader, job)
+        obstacle = await _credentials_problem(world, cluster) or await _obstacle(world, reader, job)
+        return RunRecords(found, progress), obstacle
 
 
 def _job_key(job: DataJob) -> str:
@@ -195,6 +192,16 @@ async def _obstacle(world: World, reader: MetadataStore, job: DataJob) -> Proble
     except TopicNotFound as error:
         return Problem(Reason.TOPIC_MISSING, str(error))
     return None
+
+
+async def _credentials_problem(world: World, cluster: BrokerCluster) -> Problem | None:
+    """Why no pod of a job would start. Raises KubernetesError."""
+    chosen = credentials_of(cluster)
+    if chosen is None:
+        return None
+    secret = await world.api.get(SECRET, cluster.namespace, chosen.secret_ref.name)
+    problem = credentials_problem(chosen, secret)
+    return Problem(Reason.CREDENTIALS_MISSING, problem) if problem else None
 
 
 def _source(job: DataJob) -> tuple[str, str]:

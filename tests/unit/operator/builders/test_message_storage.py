@@ -15,13 +15,14 @@ from magnetar.storage.volumes.opening import check_location
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import desired, identity_of
 from magnetar_operator.builders.coordinator_set import desired_coordinators
+from magnetar_operator.builders.job_pods import driver_pod, executor_pod
 from magnetar_operator.builders.message_storage import (
     credentials_digest,
     credentials_of,
     credentials_problem,
     location,
 )
-from tests.support.samples import DEFAULTS, cluster, coordinators
+from tests.support.samples import DEFAULTS, cluster, coordinators, job
 
 CREDENTIALS: dict[str, Any] = {
     "secretRef": {"name": "keys"},
@@ -126,6 +127,40 @@ def test_new_credentials_change_the_template_and_nothing_else_does() -> None:
         for item in of_coordinators
     ]
     assert annotations == [first, "0" * 16, None], "coordinators write to the same storage"
+
+
+def job_pods_on_s3(**s3: Any) -> list[dict[str, Any]]:
+    """A driver that runs, and its executor; a variable of the job has the name of a credential."""
+    template = {"podTemplate": {"env": [{"name": "AWS_ACCESS_KEY_ID", "value": "own"}]}}
+    on_s3, resource = (
+        cluster(storage={"s3": {**S3, **s3}}),
+        job(driver=template, executors=template),
+    )
+    driver = driver_pod(resource, on_s3, DEFAULTS, "once-01234567", 1)
+    driver["metadata"]["uid"], driver["status"] = "d-1", {"phase": "Running", "podIP": "10.1.2.3"}
+    return [driver, executor_pod(resource, on_s3, DEFAULTS, driver, 1)]
+
+
+def test_a_jobs_pods_open_the_bucket_as_brokers_do() -> None:
+    """The same location for the driver, which its executors get from it; the cluster's
+    credentials by reference, whatever the job adds; no claim."""
+    for pod in job_pods_on_s3():
+        (container,) = pod["spec"]["containers"]
+        last = {item["name"]: item for item in container["env"]}
+        assert last["AWS_ACCESS_KEY_ID"]["valueFrom"]["secretKeyRef"]["name"] == "keys"
+        assert {"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"} <= last.keys()
+        assert "storage" not in {volume["name"] for volume in pod["spec"]["volumes"]}
+        assert "storage" not in {mount["name"] for mount in container["volumeMounts"]}
+        assert pod["spec"]["serviceAccountName"] == names.SPARK_ACCOUNT
+    arguments = job_pods_on_s3()[0]["spec"]["containers"][0]["args"]
+    assert arguments[arguments.index("--volume") + 1] == location(cluster(storage={"s3": S3}))
+
+
+def test_without_credentials_a_jobs_pods_have_the_identity_that_opens_the_bucket() -> None:
+    """The brokers' account, which has no right in Kubernetes; a job on a volume does not get it."""
+    assert {pod["spec"]["serviceAccountName"] for pod in job_pods_on_s3(credentials=None)} == {
+        names.broker_set("main")
+    }
 
 
 def test_a_pods_own_identity_needs_no_secret() -> None:
