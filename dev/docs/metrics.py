@@ -140,6 +140,13 @@ _TOPICS = (
     "- `pulsar_storage_write_latency_*` and `pulsar_entry_size_*` are there with `metrics_publish_histograms: 1`. As in "
     "Pulsar, each is the number",
     "  of entries in one bucket during a minute. Messages of transactions are not counted.",
+    "- `pulsar_schema_*` count what a broker did with schemas since it started, whichever broker serves the topic. Each "
+    "summary has milliseconds, as in",
+    "  Pulsar, but no quantiles: divide the rate of `_sum` by that of `_count`. Schemas that a topic already has are no "
+    "registrations, and those that",
+    "  do not fit are no failures. The series of a namespace ends with the namespace; Pulsar's ends after five minutes "
+    "without use. Requests for",
+    "  namespaces that do not exist are in the series without the label `namespace`.",
     "- Rates are of the time since the last scrape, 10 seconds at least. Two scrapers share them.",
     "- A scrape takes time by the number of topics and subscriptions: of 10 000 topics with a subscription each half a "
     "second of processor time, about",

@@ -38,7 +38,6 @@ NOT_OFFERED = {
     "pulsar_authentication_*": "use `magnetar_connections_not_authenticated`",
     "pulsar_expired_token_*": "as `pulsar_authentication_*`",
     "pulsar_expiring_token_*": "as `pulsar_authentication_*`",
-    "pulsar_schema_*": "not measured",
     "pulsar_metadata_store_*": "metadata is in etcd, which has metrics of its own",
     "pulsar_batch_metadata_store_*": "as `pulsar_metadata_store_*`",
     "pulsar_web_executor_*": "there is no thread pool",

@@ -248,6 +248,7 @@ class AttachedConsumer(Protocol):
     closed: bool
     entries_out: int
     bytes_out: int
+    chunks_out: int
     messages_redelivered: int
     entries_acknowledged: int
     flow_ms: int

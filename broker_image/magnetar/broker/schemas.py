@@ -1,10 +1,10 @@
 """The schemas of all topics.
 
-Owns: `SchemaRegistry`: reading, creating and deleting versions in the metadata store. Imports:
-schemas, metadata, names, errors. Invariants: a version is created by a transaction that finds
-neither it nor a change of the one before, so any broker may create one, and none is given twice
-while the topic's versions are there; while the store is unavailable, a version that this broker
-has read stays what it was.
+Owns: `SchemaRegistry`: reading, checking, creating and deleting versions in the metadata store, all
+of it counted. Imports: schemas, metadata, names, errors. Invariants: a version is created by a
+transaction that finds neither it nor a change of the one before, so any broker may create one, and
+none is given twice while the topic's versions are there; while the store is unavailable, a version
+that this broker has read stays what it was.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 import structlog
 
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.schema_statistics import Kind, SchemaStatistics
 from magnetar.errors import NamespaceNotFound, NotAllowed, StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import SchemaRecord
@@ -23,6 +24,7 @@ from magnetar.metadata.store import Compare, Delete, KeyValue, Put
 from magnetar.names import TopicName
 from magnetar.policies import Policies
 from magnetar.schemas.history import History, Registered
+from magnetar.schemas.strategies import Strategy
 from magnetar.schemas.types import Schema, SchemaType
 
 log = structlog.get_logger(__name__)
@@ -35,13 +37,14 @@ ATTEMPTS_MAX = 20
 class SchemaRegistry:
     """Answers for every topic of the cluster, whichever broker serves it."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(self, context: BrokerContext, statistics: SchemaStatistics) -> None:
+        self._context, self.statistics = context, statistics
         self._held: OrderedDict[str, tuple[tuple[int, ...], History]] = OrderedDict()
 
     async def history(self, topic: TopicName) -> History:
         """All versions of the topic's schema. Raises StoreError."""
-        return (await self._read(topic))[1]
+        with self.statistics.timed(topic, Kind.GET):
+            return (await self._read(topic))[1]
 
     async def _read(self, topic: TopicName) -> tuple[tuple[int, ...], History]:
         """The revisions of the versions, and the versions."""
@@ -78,46 +81,75 @@ class SchemaRegistry:
     ) -> int:
         """The version of a schema, which is created if need be and allowed. Raises
         IncompatibleSchema, NotAllowed, NamespaceNotFound, StoreError."""
-        self._check_size(schema)
         strategy = policies.schema_compatibility
         updates = by_administrator or policies.schema_updates_allowed
-        for _ in range(ATTEMPTS_MAX):
-            revisions, history = await self._read(topic)
-            found = history.same(schema)
-            if found is None:
-                found = await self._context.compute(
-                    partial(history.admit, schema, strategy, updates=updates)
-                )
-            if found is not None:
-                return found.version
-            if await self._append(topic, revisions, history, schema):
-                return history.next_version
-        raise self._contended(topic)
+        with self.statistics.timed(topic, Kind.PUT) as put:
+            self._check_size(schema)
+            for _ in range(ATTEMPTS_MAX):
+                revisions, history = await self._read(topic)
+                found = history.same(schema)
+                if found is None:
+                    found = await self.admit(topic, history, schema, strategy, updates=updates)
+                if found is not None:
+                    put.counted = False
+                    return found.version
+                if await self._append(topic, revisions, history, schema):
+                    return history.next_version
+            raise self._contended(topic)
+
+    async def admit(
+        self,
+        topic: TopicName,
+        history: History,
+        schema: Schema,
+        strategy: Strategy,
+        *,
+        updates: bool,
+    ) -> Registered | None:
+        """What the topic's history makes of a producer's schema. Raises IncompatibleSchema."""
+        with self.statistics.checking(topic) as check:
+            check.counted = updates  # else nothing is compared
+            found = await self._context.compute(
+                partial(history.admit, schema, strategy, updates=updates)
+            )
+            check.counted = found is None and bool(history.live)
+        return found
+
+    async def check_consumer(
+        self, topic: TopicName, history: History, schema: Schema, strategy: Strategy
+    ) -> None:
+        """Whether a consumer's schema reads what the topic has. Raises IncompatibleSchema."""
+        with self.statistics.checking(topic):
+            await self._context.compute(partial(history.check_consumer, schema, strategy))
 
     async def delete(self, topic: TopicName) -> int:
         """End the versions there are; messages that carry one can still be read. The version that
         says so. Raises NotAllowed, NamespaceNotFound, StoreError."""
-        for _ in range(ATTEMPTS_MAX):
-            revisions, history = await self._read(topic)
-            if not history.live:
-                return history.next_version - 1
-            if await self._append(topic, revisions, history, None):
-                return history.next_version
-        raise self._contended(topic)
+        with self.statistics.timed(topic, Kind.DELETE) as deletion:
+            for _ in range(ATTEMPTS_MAX):
+                revisions, history = await self._read(topic)
+                if not history.live:
+                    deletion.counted = False
+                    return history.next_version - 1
+                if await self._append(topic, revisions, history, None):
+                    return history.next_version
+            raise self._contended(topic)
 
     async def erase(self, topic: TopicName) -> int:
         """Remove all versions, so that the next one is the first; the last one there was, -1 if
         there was none. Raises StoreError."""
-        for _ in range(ATTEMPTS_MAX):
-            revisions, history = await self._read(topic)
-            last = history.next_version - 1
-            if not revisions:
-                return last
-            unchanged = Compare(keys.schema_version(topic, last), "mod", "=", revisions[-1])
-            removed = Delete(keys.schemas_of(topic), prefix=True)
-            if (await self._context.store.transact([unchanged], [removed])).succeeded:
-                return last
-        raise self._contended(topic)
+        with self.statistics.timed(topic, Kind.DELETE) as deletion:
+            for _ in range(ATTEMPTS_MAX):
+                revisions, history = await self._read(topic)
+                last = history.next_version - 1
+                if not revisions:
+                    deletion.counted = False
+                    return last
+                unchanged = Compare(keys.schema_version(topic, last), "mod", "=", revisions[-1])
+                removed = Delete(keys.schemas_of(topic), prefix=True)
+                if (await self._context.store.transact([unchanged], [removed])).succeeded:
+                    return last
+            raise self._contended(topic)
 
     async def erase_with_topic(self, topic: TopicName) -> None:
         """As `erase`, once a topic is gone: what stays because the store is unavailable is found

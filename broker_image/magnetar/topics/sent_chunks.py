@@ -36,14 +36,16 @@ class SentChunk(NamedTuple):
 
 
 class SentChunks:
-    """Chunks of one topic, those in flight to storage included, and their positions."""
+    """Chunks of one topic, those in flight to storage included, and their positions. `seen`: whether
+    the topic has ever had a chunk."""
 
-    __slots__ = ("_on_their_way", "_places", "_remembered_max")
+    __slots__ = ("_on_their_way", "_places", "_remembered_max", "seen")
 
     def __init__(self, remembered_max: int = REMEMBERED_MAX) -> None:
         self._remembered_max = remembered_max
         self._places: dict[SentChunk, Position] = {}
         self._on_their_way: set[SentChunk] = set()
+        self.seen = False
 
     def __len__(self) -> int:
         return len(self._places)
@@ -75,7 +77,7 @@ class SentChunks:
         )
 
     def _remember(self, chunk: SentChunk, position: Position) -> None:
-        self._places[chunk] = position
+        self._places[chunk], self.seen = position, True
         if len(self._places) > self._remembered_max:
             oldest = next(iter(self._places))
             del self._places[oldest]

@@ -12,7 +12,9 @@ def test_a_repetition_is_found_where_the_chunk_went() -> None:
     """Of the same producer, sequence id, number and bytes: who numbers from 0 again, and sends
     something else, is new."""
     chunks = SentChunks()
+    assert not chunks.seen
     chunks.push(FIRST, Position(9, 0))
+    assert chunks.seen
     assert chunks.find(FIRST) == Position(9, 0)
     for other in (
         SECOND,
@@ -36,6 +38,7 @@ def test_a_state_holds_durable_chunks_only() -> None:
     for producer, sequence, number, checksum, ledger, entry in chunks.to_state():
         recovered.apply(SentChunk(producer, sequence, number, checksum), Position(ledger, entry))
     assert (recovered.find(FIRST), recovered.find(SECOND)) == (Position(9, 0), None)
+    assert recovered.seen
 
 
 def test_what_is_remembered_is_bounded() -> None:

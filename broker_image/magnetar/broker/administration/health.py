@@ -46,7 +46,8 @@ class Health:
         if broker is not None and broker.ready:
             viewed, context = broker.views.load.get(broker.incarnation), broker.context
             load = viewed.record if viewed is not None else LoadReport(context.broker, 0)
-            scraped = Scraped(context, broker.ownership.owned, load)
+            schemas = broker.service.schemas.statistics
+            scraped = Scraped(context, broker.ownership.owned, load, schemas)
             async for piece in self._scrapes.pieces(scraped):
                 yield piece
         if coordinator is not None:

@@ -77,9 +77,7 @@ class Schemas:
         schema, strategy = _payload(payload), (await self._effective(topic)).schema_compatibility
         history = await self._registry.history(topic)
         try:
-            await self._site.broker.context.compute(
-                partial(history.admit, schema, strategy, updates=True)
-            )
+            await self._registry.admit(topic, history, schema, strategy, updates=True)
         except InvalidSchema:
             raise
         except IncompatibleSchema:

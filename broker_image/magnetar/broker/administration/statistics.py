@@ -42,7 +42,13 @@ ACCESS_MODES: Mapping[AccessMode, str] = {
     AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
 }
 TOPIC_RATES = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut")
-RATES = ("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate")
+RATES = (
+    "msgRateOut",
+    "msgThroughputOut",
+    "msgRateRedeliver",
+    "messageAckRate",
+    "chunkedMessageRate",
+)
 """Of a subscription: the sums over its consumers."""
 EMPTY_LEDGER: Mapping[str, Any] = MappingProxyType(
     {"entries": 0, "size": 0, "offloaded": False, "underReplicated": False}
@@ -66,7 +72,6 @@ NOT_HERE: Mapping[str, int] = MappingProxyType(
 NOT_IN_SUBSCRIPTIONS: Mapping[str, int] = MappingProxyType(
     dict.fromkeys(
         (
-            "chunkedMessageRate",
             "delayedMessageIndexSizeInBytes",
             "dispatchThrottledBytesEventsByBrokerLimit",
             "dispatchThrottledMsgEventsByBrokerLimit",
@@ -258,7 +263,7 @@ def _consumer_stats(session: ConsumerSession, consumer: Consumer) -> dict[str, A
         "msgThroughputOut": rates.bytes_out,
         "msgRateRedeliver": rates.redelivered,
         "messageAckRate": rates.acknowledged,
-        "chunkedMessageRate": 0.0,
+        "chunkedMessageRate": rates.chunks,
         "drainingHashesCount": 0,
         "drainingHashesClearedTotal": 0,
         "drainingHashesUnackedMessages": 0,

@@ -91,7 +91,7 @@ class SchemaCommands:
         strategy = topic.policies.schema_compatibility
         history = await self._registry.history(topic.name)
         if history.live:
-            await topic.context.compute(lambda: history.check_consumer(schema, strategy))
+            await self._registry.check_consumer(topic.name, history, schema, strategy)
         elif not _is_used(topic):
             await self._registry.register(topic.name, schema, topic.policies)
         elif strategy is not Strategy.ALWAYS_COMPATIBLE:

@@ -40,6 +40,7 @@ from magnetar.broker.connections.refusals import (
 )
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import TransactionCommands
+from magnetar.broker.schema_statistics import SchemaStatistics
 from magnetar.broker.schemas import SchemaRegistry
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.coordinator.discovery import CoordinatorDiscovery
@@ -94,7 +95,7 @@ class BrokerService:
         )
         self.partitioning = Partitioning(context, ownership)
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
-        self.schemas = SchemaRegistry(context)
+        self.schemas = SchemaRegistry(context, SchemaStatistics(context.clock, views.namespaces))
         schemas = SchemaCommands(self.schemas, self)
         self._consuming = consuming = Consuming(context, self, schemas)
         producing = Producing(context, self, consuming, schemas)

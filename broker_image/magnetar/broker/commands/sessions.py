@@ -19,7 +19,7 @@ from magnetar.errors import InvalidRequest, WireCode
 from magnetar.hosting.rates import RateMeter
 from magnetar.wire import commands, runs, watermarks
 
-CONSUMER_COUNTERS = 5
+CONSUMER_COUNTERS = 6
 """What `statistics.consumer_rates` measures of one consumer."""
 
 if TYPE_CHECKING:
@@ -241,6 +241,7 @@ class ConsumerSession:
     notified_end_of_topic: bool = False
     entries_out: int = 0
     bytes_out: int = 0
+    chunks_out: int = 0
     messages_redelivered: int = 0
     entries_acknowledged: int = 0
     metadata: Mapping[str, str] | None = None

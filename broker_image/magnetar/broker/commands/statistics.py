@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 class ConsumerRates(NamedTuple):
     """Per second, of one consumer; `expired` is of its whole subscription. `acknowledged` counts
-    messages, a batch with all of its own."""
+    messages, a batch with all of its own; `chunks` are parts of messages."""
 
     messages_out: float
     bytes_out: float
     redelivered: float
     acknowledged: float
     expired: float
+    chunks: float
 
 
 def consumer_rates(session: ConsumerSession) -> ConsumerRates:
@@ -43,6 +44,7 @@ def consumer_rates(session: ConsumerSession) -> ConsumerRates:
         session.messages_redelivered,
         acknowledged,
         host.traffic.messages_expired,
+        session.chunks_out,
     )
     return ConsumerRates(*session.meter.rates(host.topic.context.clock.monotonic(), counts))
 

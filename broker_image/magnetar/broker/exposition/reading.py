@@ -30,6 +30,7 @@ from magnetar.broker.exposition.clients import (
     ReadConsumer,
     ReadProducer,
 )
+from magnetar.broker.exposition.schemas import SCHEMA_FAMILIES
 from magnetar.broker.exposition.sheet import ABSENT, Family, Sheet, labels_of
 from magnetar.broker.exposition.subscriptions import SUBSCRIPTION_FAMILIES, ReadSubscription
 from magnetar.broker.exposition.topics import (
@@ -39,6 +40,7 @@ from magnetar.broker.exposition.topics import (
     TOPIC_FAMILIES,
     ReadTopic,
 )
+from magnetar.broker.schema_statistics import SchemaCounts, SchemaStatistics
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.hosting.metrics_settings import MetricsSettings
 from magnetar.names import CLUSTER_NAME
@@ -56,6 +58,7 @@ EXPOSED: tuple[tuple[tuple[str, ...], tuple[Family[Any], ...]], ...] = (
     (("cluster", "broker", "metric"), LOAD_FAMILIES),
     (("cluster", "broker", "bundle"), BUNDLE_FAMILIES),
     (("cluster", "namespace"), NAMESPACE_FAMILIES),
+    (("cluster", "namespace"), SCHEMA_FAMILIES),
     (TOPIC, TOPIC_FAMILIES),
     ((*TOPIC, "subscription"), SUBSCRIPTION_FAMILIES),
     ((*TOPIC, "subscription", "consumer_name", "consumer_id"), CONSUMER_FAMILIES),
@@ -75,11 +78,12 @@ class ServedBundle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """What is read: the bundles of a broker, and its last load report."""
+    """What is read: the bundles of a broker, its last load report, its work with schemas."""
 
     context: BrokerContext
     served: Mapping[str, ServedBundle]
     load: LoadReport
+    schemas: SchemaStatistics
 
 
 class Naming:
@@ -150,6 +154,7 @@ class Sheets:
         self.load: Sheet[ReadBroker] = Sheet(LOAD_FAMILIES)
         self.bundles: Sheet[BundleLoad] = Sheet(BUNDLE_FAMILIES)
         self.namespaces: Sheet[int] = Sheet(NAMESPACE_FAMILIES)
+        self.schemas: Sheet[SchemaCounts] = Sheet(SCHEMA_FAMILIES)
         self.topics: Sheet[ReadTopic] = Sheet(TOPIC_FAMILIES)
         self.subscriptions: Sheet[ReadSubscription] = Sheet(SUBSCRIPTION_FAMILIES)
         self.consumers: Sheet[ReadConsumer] = Sheet(CONSUMER_FAMILIES)
@@ -162,6 +167,7 @@ class Sheets:
             self.load,
             self.bundles,
             self.namespaces,
+            self.schemas,
             self.topics,
             self.subscriptions,
             self.consumers,
@@ -186,11 +192,16 @@ class Reading:
         # as Pulsar has them, so that a broker without topics is seen
         self._sheets.namespaces.add(cluster, 0)
         self._sheets.topics.add_values(cluster, Sums().values)
+        self._sheets.schemas.add(cluster, self._scraped.schemas.unknown)
         for bundle in list(self._scraped.served.values()):
             for topic in [*bundle.topics.values(), *bundle.unstored.values()]:
                 await turns.after(self._read_topic(topic))
         for namespace, count in self._counts.items():
             self._sheets.namespaces.add(labels_of(cluster=CLUSTER_NAME, namespace=namespace), count)
+        for namespace, counts in list(self._scraped.schemas.by_namespace.items()):
+            named = labels_of(cluster=CLUSTER_NAME, namespace=namespace)
+            self._sheets.schemas.add(named, counts)
+            await turns.after(1)
         for namespace, sums in self._rest.items():
             self._sheets.topics.add_values(
                 labels_of(cluster=CLUSTER_NAME, namespace=namespace), sums.values

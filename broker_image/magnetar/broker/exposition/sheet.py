@@ -23,14 +23,18 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class Family(Generic[R]):
     """One metric. `read` has its value of one object; `ABSENT` if it has none. The type is that of
-    its name's end: counters end in _total."""
+    its name's end: counters end in _total. `summary`: the summary that it is a part of; the parts
+    follow each other."""
 
     name: str
     meaning: str
     read: Callable[[R], float]
+    summary: str = ""
 
     @property
     def type(self) -> str:
+        if self.summary:
+            return "summary"
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
@@ -60,8 +64,12 @@ class Sheet(Generic[R]):
 
     def pieces(self) -> Iterator[bytes]:
         """The text, a piece at a time."""
+        before = ""
         for family, column in zip(self.families, self._columns, strict=True):
-            lines = [f"# HELP {family.name} {family.meaning}\n# TYPE {family.name} {family.type}\n"]
+            metric, lines = family.summary or family.name, list[str]()
+            if metric != before:
+                lines = [f"# HELP {metric} {family.meaning}\n# TYPE {metric} {family.type}\n"]
+            before = metric
             for labels, value in zip(self._rows, column, strict=True):
                 if not isnan(value):
                     lines.append(f"{family.name}{labels} {value!r}\n")

@@ -45,7 +45,7 @@ def _sum_of(rates: list[ConsumerRates]) -> ConsumerRates:
     return ConsumerRates(*map(sum, zip(*rates, strict=True))) if rates else NO_RATES
 
 
-NO_RATES = ConsumerRates(0.0, 0.0, 0.0, 0.0, 0.0)
+NO_RATES = ConsumerRates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 SUBSCRIPTION_FAMILIES: tuple[Family[ReadSubscription], ...] = (
     Family("pulsar_subscription_back_log", "Entries not acknowledged", lambda s: s.core.backlog),
     Family(

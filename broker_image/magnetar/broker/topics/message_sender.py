@@ -1,7 +1,8 @@
 """Messages on their way from a topic to its consumers.
 
 Owns: `MessageSender`: deliveries as MESSAGE commands on their consumers' connections, and the
-counters of both. Imports: ports, topics, wire. Invariant: a message is counted after it was queued.
+counters of both. Imports: ports, traits, topics, wire. Invariants: a message is counted after it was
+queued; entries of a topic that never had a chunk are not searched for chunks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from magnetar.broker.ports import AttachedConsumer, ServedTopic
+from magnetar.broker.topics.traits import chunks_among
 from magnetar.wire import runs
 
 if TYPE_CHECKING:
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
 class MessageSender:
     """Sends the entries of one topic."""
 
-    __slots__ = ("_counters", "_ledgers", "_topic")
+    __slots__ = ("_chunks", "_counters", "_ledgers", "_topic")
 
     def __init__(self, topic: ServedTopic) -> None:
         self._topic, self._counters = topic, topic.core.counters
-        self._ledgers = topic.core.ledgers
+        self._ledgers, self._chunks = topic.core.ledgers, topic.core.chunks
 
     def send(self, delivery: Delivery, first: int, entries: Sequence[memoryview]) -> None:
         """Send one delivery out of `entries`, whose ordinals begin with `first`."""
@@ -40,6 +42,8 @@ class MessageSender:
         session.bytes_out += size
         if delivery.redelivery_counts is not None:
             session.messages_redelivered += sum(map(bool, delivery.redelivery_counts))
+        if self._chunks.seen:
+            session.chunks_out += chunks_among(entries)
         traffic.messages_out += delivery.messages
         traffic.bytes_out += size
         counters.messages_out += delivery.messages

@@ -196,6 +196,8 @@ class NonPersistentTopic(TopicHost):
         message_counts: Sequence[int],
     ) -> None:
         first = self.core.confirm(self.core.publish(len(entries)), len(entries))
+        if session.sends_chunks:
+            self.core.chunks.seen = True
         # the receive buffer is used again
         kept = [memoryview(bytes(entry)) for entry in entries] if self.subscriptions else []
         for subscription in list(self.subscriptions.values()):

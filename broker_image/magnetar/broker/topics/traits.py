@@ -1,9 +1,9 @@
 """What an entry's metadata says about its delivery.
 
-Owns: `traits_of`, from the bytes of entries to the `EntryTraits` that dispatchers ask for. Imports:
-wire, topics. Invariants: an entry whose metadata cannot be read is dispatched like any other (what
-a client may publish must not stop a subscription); only what a dispatcher wants is parsed; equal
-keys have equal hashes, whatever their bytes.
+Owns: `traits_of`, from the bytes of entries to the `EntryTraits` that dispatchers ask for, and which
+entries are chunks. Imports: wire, topics. Invariants: an entry whose metadata cannot be read is
+dispatched like any other (what a client may publish must not stop a subscription); only what a
+dispatcher wants is parsed; equal keys have equal hashes, whatever their bytes.
 """
 
 from __future__ import annotations
@@ -82,6 +82,17 @@ def sent_chunk(entry: memoryview, producer: str) -> SentChunk | None:
     if metadata.num_chunks_from_msg <= 1:
         return None
     return SentChunk(producer, metadata.sequence_id, metadata.chunk_id, crc32c(entry))
+
+
+def chunks_among(entries: Sequence[memoryview]) -> int:
+    """How many of these entries are chunks of messages."""
+    found = 0
+    for entry in entries:
+        data = metadata_bytes(entry)
+        if CHUNK_COUNT_TAG in data:
+            traits = _special(data)
+            found += traits is not None and traits.chunk is not None
+    return found
 
 
 def _special(data: bytes) -> EntryTraits | None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from magnetar.broker.administration.partition_sums import sum_stats
+from magnetar.hosting import rates
 from magnetar.names import TopicName
+from magnetar.topics.dispatch.base import SubscriptionType
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -70,6 +72,12 @@ CURSOR_FIELDS = """
 """
 NOW_MS = 1_700_000_000_000
 """Any time of these tests is later."""
+
+
+@pytest.fixture(autouse=True)
+def _rates_since_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes, what was done in it is part of its rates."""
+    monkeypatch.setattr(rates, "RATE_INTERVAL_S", 3600.0)
 
 
 def missing(found: dict[str, Any], fields: str) -> set[str]:
@@ -184,6 +192,71 @@ async def test_parts_of_messages_and_ended_transactions_are_counted(tmp_path: Pa
             await ended(peer, txn, commit=commit)
         topic = await rest.get(f"{T}/stats")
         assert (topic["committedTxnCount"], topic["abortedTxnCount"]) == (2, 1)
+
+
+async def send_parts(peer: Peer, sequence: int, count: int, txn: TxnId | None = None) -> None:
+    """A message in so many entries."""
+    for number in range(count):
+        part = {"uuid": f"u{sequence}", "chunk_id": number, "num_chunks_from_msg": count}
+        body = entry(b"x", sequence, total_chunk_msg_size=count, **part)
+        peer.write(requests.send(1, sequence, body, txn=txn))
+
+
+async def messages(peer: Peer, count: int) -> None:
+    """Wait for so many, whatever comes between them."""
+    while count:
+        command, _ = await peer.receive()
+        count -= command.type == Type.MESSAGE
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+async def test_parts_of_messages_are_counted_when_they_are_delivered(
+    tmp_path: Path, domain: str, kind: SubscriptionType
+) -> None:
+    """As Pulsar counts them: each entry of a message in chunks, and no other."""
+    name, path = f"{domain}://public/default/c", f"/admin/v2/{domain}/public/default/c/stats"
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await peer.lookup(name)
+        await peer.produce(topic=name)
+        await peer.subscribe(topic=name, subType=kind)
+        peer.write(requests.flow(1, 100))
+        peer.write(requests.send(1, 0, entry(b"x", 0)))
+        await messages(peer, 1)
+        found = (await rest.get(path))["subscriptions"]["s"]
+        assert found["msgRateOut"] > found["chunkedMessageRate"] == 0.0
+        await send_parts(peer, 1, 3)
+        await messages(peer, 3)
+        # the tag of the field is no field yet
+        peer.write(requests.send(1, 2, entry(b"x", 2, ordering_key=b"\xd8\x01")))
+        await messages(peer, 1)
+        found = (await rest.get(path))["subscriptions"]["s"]
+        [consumer] = found["consumers"]
+        assert found["chunkedMessageRate"] == consumer["chunkedMessageRate"]
+        assert consumer["chunkedMessageRate"] == pytest.approx(consumer["msgRateOut"] * 3 / 5)
+
+
+@pytest.mark.parametrize("txn", [None, TxnId(0, 1)])
+async def test_parts_that_an_owner_before_has_stored_are_counted(
+    tmp_path: Path, txn: TxnId | None
+) -> None:
+    """The next owner learns of them from the log, the one behind it from the checkpoint."""
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await peer.produce()
+        await send_parts(peer, 0, 2, txn)
+        for _ in range(2):
+            await peer.answer(Type.SEND_RECEIPT)
+        if txn is not None:
+            await ended(peer, txn, commit=True)
+        await peer.ask("close_producer", producer_id=1)
+        for _ in range(2):
+            await rest("PUT", f"{T}/unload")
+            await peer.lookup()
+        await peer.subscribe()
+        peer.write(requests.flow(1, 100))
+        await messages(peer, 2)
+        _, subscription = await of_topic(rest)
+        assert subscription["chunkedMessageRate"] == subscription["msgRateOut"] > 0
 
 
 async def test_clients_can_be_left_out_and_publish_times_asked_for(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ async def test_what_two_brokers_create_at_once_is_one_version_each(tmp_path: Pat
 async def peer_of_other(broker: Broker, topic: TopicName) -> None:
     """Another broker registers something else."""
     other = avro(A, {"name": "z", "type": "int", "default": 1})
-    await SchemaRegistry(broker.context).register(
+    await SchemaRegistry(broker.context, broker.service.schemas.statistics).register(
         topic, Schema(SchemaType.AVRO, other.schema_data), Policies()
     )
 

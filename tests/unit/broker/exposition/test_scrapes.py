@@ -276,7 +276,9 @@ def test_peers_that_do_not_read_hold_few_readings(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with broker_with_rest(tmp_path) as (broker, _, _peer):
-            scraped = Scraped(broker.context, broker.ownership.owned, LoadReport("b", 0))
+            schemas = broker.service.schemas.statistics
+            load = LoadReport("b", 0)
+            scraped = Scraped(broker.context, broker.ownership.owned, load, schemas)
             scrapes = Scrapes()
             idle = []
             for _ in range(SHEETS_MAX + 3):
