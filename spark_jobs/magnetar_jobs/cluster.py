@@ -64,8 +64,12 @@ async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicNam
 
 
 async def topics_of(store: MetadataStore, namespace: NamespaceName) -> list[TopicName]:
-    """The persistent topics of a namespace; partitions in use are their topic's. Raises
-    TopicNotFound if it has none."""
+    """The persistent topics that a namespace has now; partitions in use are their topic's. Raises
+    NamespaceNotFound."""
+    if await store.get(keys.namespace(namespace)) is None:
+        raise NamespaceNotFound(
+            f"namespace {namespace} does not exist in this store; check the name, and --store"
+        )
     prefix = keys.partitioned_topics_in(namespace)
     names = set()
     for item in (await store.range(prefix)).items:
@@ -73,8 +77,6 @@ async def topics_of(store: MetadataStore, namespace: NamespaceName) -> list[Topi
         name = TopicName.parse(f"{domain}://{namespace}/{local}")
         if name.persistent:
             names.add(name.base)
-    if not names:
-        raise TopicNotFound(f"namespace {namespace} has no persistent topics to read")
     return sorted(names, key=str)
 
 

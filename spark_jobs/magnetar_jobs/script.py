@@ -1,8 +1,8 @@
 """`python -m magnetar_jobs.script`: a PySpark script of a user's own.
 
 Owns: the command line, and the frame around the script: record, session, progress. Imports: driver,
-session, source, runpy. Invariants: the script finds a session that knows the data source, and
-where store and volume are in its environment; it succeeded if it ended without an exception and
+session, source, runpy. Invariants: the script finds a session whose data source knows the cluster,
+and where store and volume are in its environment; it succeeded if it ended without an exception and
 without an exit code; a run that succeeded is not run again.
 """
 
@@ -68,12 +68,18 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     os.environ[STORE] = options.store or options.broker_url
     os.environ[STORE_TLS] = options.store_tls
     os.environ[VOLUME] = str(options.volume)
+    cluster = {
+        "volume": str(options.volume),
+        "store": options.store or "",
+        "storeTls": options.store_tls,
+        "brokerUrl": options.broker_url or "",
+    }
 
     async def work(store: MetadataStore, clock: Clock, publisher: Publisher) -> Done:  # noqa: ARG001 - the script opens its own
         settings = session_settings(options, KIND)
         async with session_of(settings, environment, publisher) as session:
             register_source(session)
-            session.dataSource.register(MagnetarDataSource)
+            session.dataSource.register(MagnetarDataSource.of(**cluster))
             publisher.progress.enter(WORKING)
             await asyncio.to_thread(run_script, options.script, options.arguments)
         return Done({})

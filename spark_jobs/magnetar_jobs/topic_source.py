@@ -9,9 +9,9 @@ match; what travels to executors is plain data without credentials.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -31,6 +31,8 @@ from magnetar_jobs.topic_stream import TopicStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+PLACES = {"volume", "store", "storetls", "brokerurl"}
 
 
 class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's own annotations stop at Any
@@ -75,20 +77,32 @@ async def _planned(options: ReadOptions) -> list[TopicTask]:
 class MagnetarDataSource(DataSource):  # type: ignore[misc]  # pyspark's own annotations stop at Any
     """`spark.dataSource.register(MagnetarDataSource)`, then `format("magnetar")`."""
 
+    cluster: ClassVar[Mapping[str, str]] = {}
+    """Options that say where the cluster is, for who gives none of them."""
+
+    @classmethod
+    def of(cls, **cluster: str) -> type[MagnetarDataSource]:
+        """The source of that cluster; others can be named still."""
+        return type(cls.__name__, (cls,), {"cluster": cluster})
+
     @classmethod
     def name(cls) -> str:
         return NAME
 
+    def _read_options(self) -> ReadOptions:
+        elsewhere = {name.lower() for name in self.options} & PLACES
+        return ReadOptions.parse({**({} if elsewhere else self.cluster), **self.options})
+
     def schema(self) -> str:
-        columns = columns_of(ReadOptions.parse(self.options))
+        columns = columns_of(self._read_options())
         return ", ".join(f"`{column}` {kind}" for column, kind in columns.items())
 
     def reader(self, schema: StructType) -> TopicReader:  # noqa: ARG002 - the schema is this class's own
-        options = ReadOptions.parse(self.options)
+        options = self._read_options()
         return FilteringTopicReader(options) if options.pushdown else TopicReader(options)
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: ARG002 - as above
-        return TopicStreamReader(ReadOptions.parse(self.options))
+        return TopicStreamReader(self._read_options())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from magnetar_jobs.topic_writer import TopicWriter, WriteOptions, check_schema

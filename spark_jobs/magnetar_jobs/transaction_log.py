@@ -314,6 +314,8 @@ async def _compact_all(
 ) -> Result:
     bundles = await by_bundle(store, names)
     result, settings = Result(), session_settings(options, "transaction-log")
+    if not bundles:
+        return result
     async with opened_at(options.volume, clock) as volume:
         owners = Owners(store, volume, options.broker_url or "", environment.get(TOKEN_FILE, ""))
         if not options.no_roll:

@@ -69,8 +69,8 @@ def test_manifests_on_a_standalone_server(alone: Program, tmp_path: Path) -> Non
         row["resource"]: row["outcome"]
         for row in alone.json("apply", "--dry-run", "-f", "examples")
     }
-    assert outcomes["datajob/volume-report"] == "valid"
-    assert outcomes["configmap/volume-report"].startswith("skipped (only Kubernetes")
+    assert outcomes["datajob/topic-report"] == "valid"
+    assert outcomes["configmap/topic-report"].startswith("skipped (only Kubernetes")
     assert "does not exist" in alone.refused("apply", "-f", str(tmp_path / "none.yaml"), code=2)
 
 

@@ -1,4 +1,4 @@
-"""A user's script as an operator's driver pod runs it, over an embedded store.
+"""A user's script as an operator's driver pod runs it, over an embedded store or beside a server.
 
 It makes and stops sessions of its own; this file runs before those that share one.
 """
@@ -15,12 +15,15 @@ from unittest import mock
 import pytest
 import yaml
 
+from dev.server_process import ServerProcess
+from dev.testbed.rest import Admin
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.records import JobRunRecord
 from magnetar_jobs.driver import FAILED, SUCCEEDED, UNUSABLE
 from magnetar_jobs.script import main
+from tests.spark.reading import given, publish
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.java]
@@ -38,16 +41,18 @@ def process() -> Iterator[None]:
 def run(directory: Path, script: str, name: str, *arguments: str) -> int:
     path = directory / "main.py"
     path.write_text(script)
-    (directory / "volume" / "log").mkdir(parents=True, exist_ok=True)
-    (directory / "volume" / "log" / "1").write_bytes(b"12345")
-    store, volume = f"embedded://{directory / 'metadata'}", str(directory / "volume")
-    return main(
-        [
-            *("--script", str(path), "--store", store, "--volume", volume, "--job", "demo"),
-            *("--run", name, "--master", "local[1]", "--executor-memory-mib", "512"),
-            *("--", *arguments),
-        ]
+    (directory / "volume").mkdir(exist_ok=True)
+    place = (
+        "--store",
+        f"embedded://{directory / 'metadata'}",
+        "--volume",
+        str(directory / "volume"),
     )
+    return main(["--script", str(path), *place, *options_of(name), "--", *arguments])
+
+
+def options_of(run: str) -> tuple[str, ...]:
+    return ("--job", "demo", "--run", run, "--master", "local[1]", "--executor-memory-mib", "512")
 
 
 def stored(directory: Path, name: str) -> tuple[JobRunRecord, bool]:
@@ -64,14 +69,25 @@ def stored(directory: Path, name: str) -> tuple[JobRunRecord, bool]:
     return asyncio.run(read())
 
 
-def test_the_example_runs_with_a_session_and_is_not_repeated(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_the_example_counts_the_messages_of_a_namespace(
+    server: ServerProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    documents = yaml.safe_load_all((ROOT / "examples/pyspark-job.yaml").read_text())
-    script = next(iter(documents))["data"]["main.py"]
-    assert run(tmp_path, script, "1") == SUCCEEDED
-    shown = capfd.readouterr().out
-    assert "|log |1    |5    |" in shown
+    """Its data source knows the cluster of the job."""
+    configured, job = yaml.safe_load_all((ROOT / "examples/pyspark-job.yaml").read_text())
+    script = tmp_path / "main.py"
+    script.write_text(configured["data"][job["spec"]["pySpark"]["key"]])
+    (namespace,) = job["spec"]["pySpark"]["arguments"]
+    Admin(server).call("PUT", f"namespaces/{namespace}")
+    values = [b"%d" % number for number in range(12)]
+    asyncio.run(publish(server, f"persistent://{namespace}/counted", values))
+    cluster = given(server, "")
+    place = ("--broker-url", cluster["brokerUrl"], "--volume", cluster["volume"])
+    assert main(["--script", str(script), *place, *options_of("1"), "--", namespace]) == SUCCEEDED
+    assert f"|persistent://{namespace}/counted|12      |0   |14   |" in capfd.readouterr().out
+
+
+def test_a_script_that_succeeded_is_not_repeated(tmp_path: Path) -> None:
+    assert run(tmp_path, "", "1") == SUCCEEDED
     record, left = stored(tmp_path, "1")
     assert (record.kind, record.state, left) == ("pyspark", "succeeded", False)
     assert run(tmp_path, "raise AssertionError('done before')", "1") == SUCCEEDED

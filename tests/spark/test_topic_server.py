@@ -117,6 +117,17 @@ def test_partitions_and_namespaces_are_read_together(
         load(spark, given(server, "public/spark-all/parted", startingPosition="1:1")).collect()
 
 
+def test_a_namespace_without_topics_is_empty_and_one_that_is_missing_an_error(
+    spark: SparkSession, server: ServerProcess
+) -> None:
+    Admin(server).call("PUT", "namespaces/public/spark-none")
+    options = given(server, "", namespace="public/spark-none")
+    del options["topic"]
+    assert load(spark, options).count() == 0
+    with pytest.raises(Exception, match="namespace public/spark-nowhere does not exist"):
+        load(spark, {**options, "namespace": "public/spark-nowhere"}).count()
+
+
 def test_the_quickstart_shows_what_it_says(server: ServerProcess) -> None:
     """examples/spark_quickstart.py, as its reader runs it."""
     ran = run_example("spark_quickstart.py", server)

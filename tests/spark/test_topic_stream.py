@@ -111,6 +111,23 @@ def test_a_stream_that_restarts_takes_each_message_once(
     assert in_files(spark, tmp_path) == values
 
 
+def test_a_stream_of_a_namespace_takes_topics_that_come(
+    spark: SparkSession, server: ServerProcess, tmp_path: Path
+) -> None:
+    """It begins while there is none; a topic of a later run is read from its beginning."""
+    Admin(server).call("PUT", "namespaces/public/spark-growing")
+    spark.dataSource.register(MagnetarDataSource)
+    options = given(server, "", namespace="public/spark-growing", rollInterval=0)
+    del options["topic"]
+    frame = spark.readStream.format("magnetar").options(**options).load().select("value")
+    assert into_files(frame, tmp_path) == 0
+    for number in range(2):
+        topic = f"persistent://public/spark-growing/topic-{number}"
+        asyncio.run(publish(server, topic, [b"%d of 3" % number] * 3))
+        assert into_files(frame, tmp_path) > 0
+    assert in_files(spark, tmp_path) == [b"0 of 3"] * 3 + [b"1 of 3"] * 3
+
+
 def test_a_query_that_runs_takes_what_comes(
     spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path
 ) -> None:

@@ -145,6 +145,11 @@ async def test_a_namespace_is_compacted_by_one_application(server: ServerProcess
         assert {topic: await seen(client, topic, 9) for topic in singles} == before
 
 
+def test_a_namespace_without_topics_has_nothing_to_compact(server: ServerProcess) -> None:
+    Admin(server).call("PUT", "namespaces/public/nothing")
+    assert compacted(server, "--namespace", "public/nothing")["bundles"] == 0
+
+
 def test_what_cannot_be_compacted_is_said_in_one_line(server: ServerProcess) -> None:
     for arguments, said in (
         (("persistent://public/default/missing",), "missing"),
