@@ -23,11 +23,12 @@ from magnetar.clock import Clock
 from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, TopicNotFound
 from magnetar.metadata.store import MetadataStore
 from magnetar.storage.volumes.opening import check_location
+from magnetar_jobs.java import JavaEnded, JavaMissing
 from magnetar_jobs.progress import STARTING, Publisher, published
 from magnetar_jobs.remote_store import TOKEN_FILE
 from magnetar_jobs.reporting import Report
 from magnetar_jobs.run_record import RunRecord
-from magnetar_jobs.session import JavaMissing, SessionSettings, lost_executors, spark_session
+from magnetar_jobs.session import SessionSettings, lost_executors, spark_session
 from magnetar_jobs.store_places import StorePlace, open_store
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SUCCEEDED, FAILED, UNUSABLE, EXECUTORS_LOST = 0, 1, 2, 3
+SUCCEEDED, FAILED, UNUSABLE, EXECUTORS_LOST, NOT_STARTED = 0, 1, 2, 3, 4
 TERMINATION_LOG = Path("/dev/termination-log")
 LAST_WORDS_MAX = 1000
 
@@ -111,7 +112,7 @@ async def session_of(
     settings: SessionSettings, environment: Mapping[str, str], publisher: Publisher
 ) -> AsyncIterator[SparkSession]:
     """A Spark session. That it starts is published before: nothing else runs here until it has.
-    Raises JavaMissing, InvalidRequest."""
+    Raises JavaMissing, JavaEnded, InvalidRequest."""
     publisher.progress.enter(STARTING)
     await publisher.publish()
     with spark_session(settings, environment, publisher.progress.tasks) as session:
@@ -175,7 +176,7 @@ def exit_code(kind: str, run: Callable[[], int], report: Report) -> int:
         log.error(f"{kind}.failed", error=f"{type(error).__name__}: {error}")
         report.error(str(error))
         leave_last_words(error)
-        return FAILED
+        return NOT_STARTED if isinstance(error, JavaEnded) else FAILED
     except Exception as error:
         log.error(f"{kind}.failed", error=f"{type(error).__name__}: {error}", exc_info=error)
         report.error(f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """The Spark session of a job.
 
-Owns: every `spark.*` setting, the checks before a JVM is started, and progress lines while it runs.
-Imports: pyspark (only when a session is built), structlog, errors. Invariants: `spark_settings` is
+Owns: every `spark.*` setting, and progress lines while a session lives.
+Imports: pyspark (only when a session is built), structlog, errors, java. Invariants: `spark_settings` is
 pure and gives the same settings for the same arguments; a missing Java, address or secret is
 reported in words with the remedy before Spark gets a chance to fail with a stack trace; the session
 is always stopped, which ends its executors; a driver never asks Kubernetes for anything: the
@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.errors import InvalidRequest, MagnetarError
+from magnetar.errors import InvalidRequest
+from magnetar_jobs.java import require_java, start_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +31,6 @@ log = structlog.get_logger(__name__)
 
 DRIVER_PORT = 7078
 BLOCK_MANAGER_PORT = 7079
-JAVA_MINIMUM = 17
-JAVA_REMEDY = "install openjdk-17-jre-headless or set JAVA_HOME"
 LOOPBACK = "127.0.0.1"
 POD_IP, POD_NAME, SECRET = "POD_IP", "POD_NAME", "MAGNETAR_SPARK_SECRET"
 """Variables that a driver with executors needs: its address, a name of its own, and what they
@@ -51,10 +48,6 @@ DRIVER_MEMORY_MIB = 512
 
 EXECUTOR_LOST = "ExecutorLostFailure"
 """What Spark calls the end of a task whose executor has gone."""
-
-
-class JavaMissing(MagnetarError):
-    """No Java of a sufficient version: Spark cannot start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,24 +136,6 @@ def _required(environment: Mapping[str, str], name: str) -> str:
     return value
 
 
-def require_java(environment: Mapping[str, str]) -> Path:
-    """The `java` that Spark will start. Raises JavaMissing with the remedy."""
-    home = environment.get("JAVA_HOME", "")
-    found = shutil.which("java", path=f"{home}/bin" if home else environment.get("PATH", ""))
-    if found is None:
-        place = f"JAVA_HOME={home}" if home else "PATH"
-        raise JavaMissing(
-            f"no java in {place}: Spark needs Java {JAVA_MINIMUM} or newer; {JAVA_REMEDY}"
-        )
-    release = Path(found).resolve().parent.parent / "release"
-    version = re.search(r'JAVA_VERSION="(\d+)', release.read_text()) if release.is_file() else None
-    if version is not None and int(version[1]) < JAVA_MINIMUM:
-        raise JavaMissing(
-            f"{found} is Java {version[1]}: Spark needs Java {JAVA_MINIMUM} or newer; {JAVA_REMEDY}"
-        )
-    return Path(found)
-
-
 @contextmanager
 def spark_session(
     settings: SessionSettings,
@@ -168,7 +143,7 @@ def spark_session(
     tasks: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[SparkSession]:
     """A session that reports progress, to `tasks` as well, and is stopped at the end. Raises
-    JavaMissing, InvalidRequest."""
+    JavaMissing, JavaEnded, InvalidRequest."""
     require_java(environment)
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -180,6 +155,7 @@ def spark_session(
     # The standalone master's own ports are for this process alone.
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     log.info("spark.starting", master=settings.master, executors=settings.executors)
+    start_java(configuration)
     session = SparkSession.builder.config(conf=configuration).getOrCreate()
     session.sparkContext.setLogLevel("WARN")
     log.info("spark.started", application=session.sparkContext.applicationId)

@@ -34,6 +34,8 @@ EXIT_UNUSABLE = 2
 end the same way."""
 EXIT_EXECUTORS_LOST = 3
 """Its exit code when executors were lost more often than Spark puts up with."""
+EXIT_NOT_STARTED = 4
+"""Its exit code when Spark's JVM ended before it was ready."""
 LOOK_AGAIN_S = 5.0
 _LATE = "is not over within spec.deadlineSeconds"
 
@@ -255,6 +257,8 @@ def _kind_of(view: JobView, ended: Attempt | None) -> Kind:
         return Kind.PODS_LOST
     if ended.exit_code == EXIT_EXECUTORS_LOST:
         return Kind.PODS_LOST
+    if ended.exit_code == EXIT_NOT_STARTED:
+        return Kind.DRIVER_START
     return Kind.PODS_LOST if ended.exit_code is None and ended.phase == "Failed" else Kind.JOB
 
 

@@ -11,10 +11,8 @@ from magnetar_jobs.executor import NUMBERS, STARTS, command, executor_id, parse_
 from magnetar_jobs.session import (
     PROTECTION,
     SECRET,
-    JavaMissing,
     SessionSettings,
     lost_executors,
-    require_java,
     spark_settings,
 )
 
@@ -104,21 +102,6 @@ def test_parallelism_counts_threads_or_executor_cores() -> None:
     assert SessionSettings(name="x", master="local[3]").parallelism == 3
     assert SessionSettings(name="x", master="local").parallelism == 1
     assert WITH_EXECUTORS.parallelism == 6
-
-
-def test_missing_java_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(JavaMissing, match="openjdk-17"):
-        require_java({"PATH": str(tmp_path)})
-
-
-def test_an_old_java_is_recognised_before_spark_starts(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.write_text("")
-    java.chmod(0o755)
-    (tmp_path / "release").write_text('JAVA_VERSION="11.0.2"\n')
-    with pytest.raises(JavaMissing, match="is Java 11"):
-        require_java({"JAVA_HOME": str(tmp_path)})
 
 
 def test_what_spark_says_of_executors_that_have_gone_is_told_from_what_tasks_did() -> None:

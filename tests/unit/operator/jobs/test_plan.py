@@ -255,6 +255,8 @@ def test_each_kind_of_failure_has_its_own_limit() -> None:
         plan = plan_job(replace(view, attempts=(ended,) if ended is not None else ()))
         assert plan.create == 2
         assert plan.failures == Failures.of({"podsLost": 1}, "podsLost")
+    no_jvm = plan_job(replace(view, attempts=(Attempt(1, "Failed", 4),)))
+    assert no_jvm.failures == Failures.of({"driverStart": 1}, "driverStart")
     lost = Failures.of({"podsLost": 2}, "podsLost")
     third = replace(view, last_attempt=3, attempts=(), failures=lost)
     assert plan_job(third).state == FAILED
