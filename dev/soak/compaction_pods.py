@@ -154,6 +154,12 @@ class CompactionPods:
         self.counts["looks"] += 1
 
     def _kill(self) -> None:
+        try:
+            self._delete_pods()
+        except Exception as error:
+            self.problems.append(f"the deletions ended: {type(error).__name__}: {error}")
+
+    def _delete_pods(self) -> None:
         began = time.monotonic()
         times = sorted(
             self._chance.uniform(0, self._took) for _ in range(self._chance.randint(0, KILLS_MAX))

@@ -108,7 +108,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     if not fleet_held:
         await _inform(world, cluster, moves.story.after)
     copies = [observed.copies_problem] if observed.copies_problem is not None else []
-    await _warn(world, cluster, (*claims, *moves.problems, *copies))
+    await world.events.standing(cluster, (*claims, *moves.problems, *copies))
     problems += [*claims, *moves.problems]
     busy = busy_with(observed, moves, roll, problems)
     autoscaled = await autoscale(world, cluster, observed, busy)
@@ -258,13 +258,6 @@ async def _inform(world: World, cluster: BrokerCluster, chapters: Iterable[Repor
         if chapter.reason in LAST_CHAPTERS:
             for reason in CHAPTERS:
                 world.events.forget(cluster.metadata.uid, reason)
-
-
-async def _warn(world: World, cluster: BrokerCluster, problems: Iterable[Problem]) -> None:
-    for problem in problems:
-        await world.events.once(
-            cluster, "Warning", problem.reason.value, problem.message, part=problem.about
-        )
 
 
 async def _inform_brokers(

@@ -90,10 +90,11 @@ async def _serve(world: World, resource: TransactionCoordinator) -> float:
     obstacle = _missing(resource) if cluster is None else await _older(world, resource)
     if cluster is None or obstacle is not None:
         assert obstacle is not None
-        await world.events.once(resource, "Warning", obstacle.reason.value, obstacle.message)
+        await world.events.standing(resource, [obstacle])
         troubles = listed(resource.status.troubles, [obstacle], world.clock.wall_ms())
         await _write_conditions(world, resource, obstructed(obstacle), troubles=troubles)
         return OBSTACLE_RETRY_S
+    await world.events.standing(resource, [])
     return await _act(world, resource, cluster)
 
 

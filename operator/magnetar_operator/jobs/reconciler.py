@@ -103,7 +103,7 @@ async def reconcile(world: World, key: Key) -> float | None:
 
 async def _wait(world: World, job: DataJob, reason: Reason, message: str) -> float:
     """Nothing can be decided now."""
-    await world.events.once(job, "Warning", reason.value, message)
+    await world.events.standing(job, [Problem(reason, message)])
     plan = JobPlan(PENDING, reason, message, 0, degraded=True)
     update = {
         "observed_generation": job.metadata.generation,
@@ -269,7 +269,7 @@ async def _advance(
     obstacle: Problem | None,
 ) -> dict[str, Step]:
     """One step of every run under way, the oldest first. Raises KubernetesError."""
-    steps = {}
+    steps, problems = {}, list[Problem]()
     made = ""
     waits = world.waits.seen(job.metadata.uid, pods.waiting(), world.clock.monotonic())
     for found in reversed(job.status.history):
@@ -286,13 +286,12 @@ async def _advance(
             if refused is not None and view.not_started is None:
                 decided = plan_job(replace(view, not_started=refused))
         if decided.degraded:
-            await world.events.once(
-                job, "Warning", decided.reason.value, decided.message, part=entry.run
-            )
+            problems.append(Problem(decided.reason, decided.message, entry.run))
         if decided.create:
             left_s = -(-(view.deadline_ms - now_ms) // 1000) if view.deadline_ms else None
             made = await drivers.begin_attempt(world, job, cluster, entry.run, decided, left_s)
         steps[entry.run] = Step(entry, decided)
+    await world.events.standing(job, problems)
     return steps
 
 

@@ -8,13 +8,15 @@ one of a state that was not written at all is written by a later look.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import structlog
 
 from magnetar.clock import Clock
 from magnetar.resources.base import API_VERSION, CustomResource
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, Reason, timestamp
+from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, Problem, Reason, timestamp
 from magnetar_operator.kube.api import KubernetesApi
 from magnetar_operator.kube.errors import (
     ApiConflict,
@@ -29,6 +31,9 @@ log = structlog.get_logger(__name__)
 REMEMBERED_MAX = 10_000
 ATTEMPTS = 3
 """A busy API server's answer may come too late, and nothing is done again for its Event alone."""
+
+_Key = tuple[str, str, str]
+"""Uid, reason, part."""
 
 
 def event(
@@ -65,7 +70,9 @@ class Events:
         self, api: KubernetesApi, clock: Clock, metrics: OperatorMetrics, identity: str
     ) -> None:
         self._api, self._clock, self._metrics, self._identity = api, clock, metrics, identity
-        self._last: dict[tuple[str, str, str], str] = {}
+        self._last: dict[_Key, str] = {}
+        self._standing: dict[str, set[_Key]] = {}
+        """By uid, of objects that have problems."""
         self._newest_ms = 0
 
     async def normal(self, about: CustomResource, reason: str, message: str) -> None:
@@ -86,8 +93,23 @@ class Events:
             return
         if len(self._last) >= REMEMBERED_MAX:
             self._last.clear()
+            self._standing.clear()
         if await self._write(about, kind, reason, message):
             self._last[key] = message
+
+    async def standing(self, about: CustomResource, problems: Iterable[Problem]) -> None:
+        """Warn of each problem that begins; those of the last call that are not among them have
+        ended, and are news when they come again."""
+        found, uid = list(problems), about.metadata.uid
+        standing = {(uid, problem.reason.value, problem.about) for problem in found}
+        for ended in self._standing.pop(uid, set()) - standing:
+            self._last.pop(ended, None)
+        for problem in found:
+            await self.once(
+                about, "Warning", problem.reason.value, problem.message, part=problem.about
+            )
+        if standing:
+            self._standing[uid] = standing
 
     async def paused(self, about: CustomResource) -> None:
         """The annotation keeps the operator from acting on it."""

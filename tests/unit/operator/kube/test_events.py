@@ -9,6 +9,7 @@ import pytest
 from magnetar.clock import SystemClock
 from magnetar.resources.base import API_VERSION, CustomResource, Metadata
 from magnetar_operator.builders.object import Manifest
+from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.kube.api import KubernetesApi
 from magnetar_operator.kube.errors import (
     ApiConflict,
@@ -75,3 +76,17 @@ async def test_a_report_that_is_refused_is_not_sent_with_every_look() -> None:
     for _ in range(3):
         await events.once(ABOUT, "Warning", "Conflict", "another one owns it")
     assert len(api.sent) == 1
+
+
+async def test_a_problem_that_ends_and_comes_again_is_told_again() -> None:
+    """Once for each time that it begins, whatever else lasts beside it."""
+    api = Answers()
+    events = events_of(api)
+    store = Problem(Reason.STORE_UNAVAILABLE, "no answer in time")
+    topic = Problem(Reason.TOPIC_MISSING, "topic prices does not exist", "run-1")
+    told = []
+    for problems in ([store], [store], [store, topic], [topic], [], [store, topic]):
+        before = len(api.sent)
+        await events.standing(ABOUT, problems)
+        told.append(len(api.sent) - before)
+    assert told == [1, 0, 1, 0, 0, 2]
