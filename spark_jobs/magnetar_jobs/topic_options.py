@@ -23,6 +23,7 @@ from magnetar_jobs.store_places import StorePlace
 NAME = "magnetar"
 EARLIEST, LATEST = "earliest", "latest"
 MESSAGES, ENTRIES = "messages", "entries"
+BYTES, SCHEMA = "bytes", "schema"
 FAIL, SKIP = "fail", "skip"
 TOPICS_MAX = 1000
 BYTES_MIN, BYTES_MAX = 1 << 10, 1 << 30
@@ -46,6 +47,7 @@ READ_OPTIONS = (
     Option("tokenFile", "", "file with a super user's token, where brokers have authentication; on the driver"),
     Option("roll", "true", "have brokers seal what they have acknowledged; `false` reads what is sealed"),
     Option("rows", MESSAGES, f"`{MESSAGES}`, or `{ENTRIES}` as brokers store them"),
+    Option("value", BYTES, f"`{BYTES}`, or `{SCHEMA}`: columns of the topic's schema (Avro, JSON, primitive)"),
     Option("readCompacted", "false", "`true`: of what was compacted the latest message of each key, and all that came later; not for streams"),
     Option("columns", "all", "columns to read, separated by commas: fewer cost less"),
     Option("startingPosition", EARLIEST, "first entry that is read: `ledger:entry`, `earliest`, `latest`, or JSON by partition"),
@@ -84,6 +86,7 @@ class ReadOptions:
     token_file: str
     roll: bool
     rows: str
+    by_schema: bool
     compacted: bool
     columns: tuple[str, ...]
     starting: Mapping[str, Position | str]
@@ -102,6 +105,8 @@ class ReadOptions:
     def parse(given: Mapping[str, str]) -> ReadOptions:
         """Raises InvalidRequest naming option, value and remedy."""
         values = _known(given)
+        rows = _choice("rows", values, (MESSAGES, ENTRIES))
+        value = _choice("value", values, (BYTES, SCHEMA) if rows == MESSAGES else (BYTES,))
         return ReadOptions(
             topics=_topics(values["topic"], values["namespace"]),
             namespace=values["namespace"],
@@ -109,7 +114,8 @@ class ReadOptions:
             store=_store(values),
             token_file=values["tokenfile"],
             roll=_choice("roll", values, ("true", "false")) == "true",
-            rows=_choice("rows", values, (MESSAGES, ENTRIES)),
+            rows=rows,
+            by_schema=value == SCHEMA,
             compacted=_choice("readCompacted", values, ("true", "false")) == "true",
             columns=tuple(
                 part.strip() for part in values["columns"].split(",") if part.strip() != "all"

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 
 from magnetar.clock import SystemClock
 from magnetar.errors import InvalidRequest, ServiceNotReady
+from magnetar.metadata import keys
 from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.topic_schemas import history_in
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.storage.log.index import LevelZeroIndex
 from magnetar.storage.volumes.opening import opened_at
@@ -33,12 +35,14 @@ from magnetar_jobs.history import History, history_of
 from magnetar_jobs.inputs import BEFORE_ALL, UNBOUNDED, Group, Position
 from magnetar_jobs.store_places import open_store
 from magnetar_jobs.topic_options import NAME, ReadOptions
+from magnetar_jobs.value_schemas import TopicValues
+from magnetar_jobs.value_types import Column
 
 
 @dataclass(frozen=True, slots=True)
 class TopicTask:
     """What one task reads of one partition. `before` and `first` as in `History`; `steps` are its
-    watermarks, if they are asked for."""
+    watermarks, and `values` what its payloads are, if they are asked for."""
 
     topic: str
     partition: int | None
@@ -47,6 +51,7 @@ class TopicTask:
     before: Group | None
     first: bool
     steps: Steps | None = None
+    values: TopicValues | None = None
 
 
 def tasks_of(name: TopicName, history: History) -> Iterator[TopicTask]:
@@ -87,6 +92,33 @@ class TopicPlanner:
                 "read; give positions as JSON by partition"
             )
         return partitions
+
+    async def values(self, name: TopicName, type_name: str = "") -> TopicValues:
+        """What payloads of a topic are by its schema, of the type that the query has. Raises
+        InvalidRequest."""
+        prefix = keys.schemas_of(name)
+        history = history_in(prefix, (await self.store.range(prefix)).items)
+        return TopicValues.of(str(name.base), history, type_name)
+
+    async def value_column(self) -> Column:
+        """The column `value`, the same for all topics. Raises InvalidRequest."""
+        column = None
+        for name in dict.fromkeys(partition.base for partition in await self.partitions()):
+            column = (await self.values(name, column.name if column else "")).column
+        if column is None:
+            raise InvalidRequest(
+                f"{NAME}: namespace {self._options.namespace} has no topics whose schema values "
+                "could have; read with option value=bytes"
+            )
+        return column
+
+    async def with_values(self, tasks: list[TopicTask], type_name: str) -> list[TopicTask]:
+        """The tasks with the schemas of their topics; "": as they are."""
+        if not type_name:
+            return tasks
+        topics = {task.topic for task in tasks}
+        found = {name: await self.values(TopicName.parse(name), type_name) for name in topics}
+        return [replace(task, values=found[task.topic]) for task in tasks]
 
     async def roll(self, partitions: list[TopicName]) -> dict[TopicName, Position]:
         """Have their brokers seal what they have acknowledged; the last positions of that. Raises

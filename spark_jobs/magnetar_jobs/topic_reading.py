@@ -29,6 +29,7 @@ from magnetar_jobs.unfolding import (
     Unfolding,
     stored_batch,
 )
+from magnetar_jobs.value_schemas import NEEDED, ValueDecoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +67,7 @@ class TaskReading:
     columns: tuple[str, ...]
     selection: Selection
     skip_undecodable: bool
+    by_schema: bool
 
     @staticmethod
     def of(options: ReadOptions) -> TaskReading:
@@ -75,6 +77,7 @@ class TaskReading:
             tuple(columns_of(options)),
             Selection(publish_ms=(options.starting_ms, options.ending_ms)),
             options.undecodable == SKIP,
+            options.by_schema,
         )
 
     def batches(self, task: TopicTask) -> Iterator[pa.RecordBatch]:
@@ -97,16 +100,24 @@ class TaskReading:
                 yield from self._stretches(task, task.group, Bounds())
 
         chunks = Chunks(earlier, complete=task.first, pruned=pruned)
+        decoded = self.by_schema and "value" in self.columns
         unfolding = Unfolding(
             task.topic,
             task.partition,
-            self.columns,
+            tuple(dict.fromkeys((*self.columns, *NEEDED))) if decoded else self.columns,
             self.selection,
             chunks,
             task.steps,
             skip_undecodable=self.skip_undecodable,
         )
-        yield from unfolding.batches(self._stretches(task, task.group, bounds))
+        batches = unfolding.batches(self._stretches(task, task.group, bounds))
+        if not decoded:
+            yield from batches
+            return
+        assert task.values is not None, "a plan has the schemas of what it reads by them"
+        decoder = ValueDecoder(task.values, skip=self.skip_undecodable)
+        for batch in batches:
+            yield decoder.decoded(batch).select(list(self.columns))
 
     def _stretches(
         self, task: TopicTask, group: Group, bounds: Bounds, *, metadata: bool = False

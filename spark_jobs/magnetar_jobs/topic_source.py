@@ -38,17 +38,22 @@ PLACES = {"volume", "store", "storetls", "brokerurl"}
 class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's own annotations stop at Any
     """Plans on the driver, reads on executors."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
+    def __init__(self, options: ReadOptions, value_type: str = "") -> None:
+        """`value_type`: that of values by a schema, as the query has it."""
+        self._options, self._value_type = options, value_type
         self._reading = TaskReading.of(options)
 
     def partitions(self) -> list[InputPartition]:
         bounds = self._reading.selection.bounds
         return [
             TaskPartition(task)
-            for task in asyncio.run(_planned(self._options))
+            for task in asyncio.run(self._planned())
             if any(bounds.admits_span(piece.first, piece.last) for piece in task.group.pieces)
         ]
+
+    async def _planned(self) -> list[TopicTask]:
+        async with open_planner(self._options) as planner:
+            return await planner.with_values(await planner.tasks(), self._value_type)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, TaskPartition):  # else there are none
@@ -69,9 +74,16 @@ class FilteringTopicReader(TopicReader):
         return filters
 
 
-async def _planned(options: ReadOptions) -> list[TopicTask]:
+async def _value_column(options: ReadOptions) -> str:
     async with open_planner(options) as planner:
-        return await planner.tasks()
+        return (await planner.value_column()).sql
+
+
+def _value_type(options: ReadOptions, schema: StructType) -> str:
+    """The type of values by a schema, in a query whose schema that is; "" for bytes."""
+    if not options.by_schema or "value" not in schema.names:
+        return ""
+    return str(schema["value"].dataType.simpleString())
 
 
 class MagnetarDataSource(DataSource):  # type: ignore[misc]  # pyspark's own annotations stop at Any
@@ -94,15 +106,20 @@ class MagnetarDataSource(DataSource):  # type: ignore[misc]  # pyspark's own ann
         return ReadOptions.parse({**({} if elsewhere else self.cluster), **self.options})
 
     def schema(self) -> str:
-        columns = columns_of(self._read_options())
+        options = self._read_options()
+        columns = columns_of(options)
+        if options.by_schema and "value" in columns:
+            columns["value"] = asyncio.run(_value_column(options))
         return ", ".join(f"`{column}` {kind}" for column, kind in columns.items())
 
-    def reader(self, schema: StructType) -> TopicReader:  # noqa: ARG002 - the schema is this class's own
+    def reader(self, schema: StructType) -> TopicReader:
         options = self._read_options()
-        return FilteringTopicReader(options) if options.pushdown else TopicReader(options)
+        kind = FilteringTopicReader if options.pushdown else TopicReader
+        return kind(options, _value_type(options, schema))
 
-    def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: ARG002 - as above
-        return TopicStreamReader(self._read_options())
+    def streamReader(self, schema: StructType) -> TopicStreamReader:
+        options = self._read_options()
+        return TopicStreamReader(options, _value_type(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from magnetar_jobs.topic_writer import TopicWriter, WriteOptions, check_schema

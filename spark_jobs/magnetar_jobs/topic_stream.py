@@ -49,12 +49,13 @@ def position_of(text: str) -> Position:
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark's own annotations stop at Any
     """Lives in a process of the driver's for as long as the query does."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, value_type: str = "") -> None:
+        """`value_type`: that of values by a schema, as the query has it."""
         if options.has_ending:
             raise refusal("endingPosition", "set", "a stream has no end: leave it out")
         if options.compacted:
             raise refusal("readCompacted", "true", "a stream reads every message: leave it out")
-        self._options = options
+        self._options, self._value_type = options, value_type
         if options.bytes_per_trigger:
             smallest = max(BYTES_MIN, min(options.bytes_per_task, options.bytes_per_trigger))
             self._options = replace(options, bytes_per_task=smallest)
@@ -165,8 +166,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                     self._check_loss(name, history)
                     tasks += tasks_of(name, history)
             if self._options.watermarks:
-                return await planner.with_watermarks(tasks, spans)
-            return tasks
+                tasks = await planner.with_watermarks(tasks, spans)
+            return await planner.with_values(tasks, self._value_type)
 
     def _check_loss(self, name: TopicName, history: History) -> None:
         if history.lost and history.after > BEFORE_ALL and self._options.fail_on_data_loss:

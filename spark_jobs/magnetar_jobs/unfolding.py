@@ -32,7 +32,7 @@ from magnetar_jobs.cluster import shown
 from magnetar_jobs.event_watermarks import Steps
 from magnetar_jobs.inputs import Position
 from magnetar_jobs.rows import Integers, Rows, payload_array
-from magnetar_jobs.uniform import Opened, Opener, Unlike
+from magnetar_jobs.uniform import Opened, Opener, Unlike, schema_version_of
 
 ROWS_MAX = 8192
 BYTES_MAX = 16 << 20
@@ -57,6 +57,7 @@ MESSAGE_COLUMNS: dict[str, str] = {
     "append_time": "timestamp",
     "producer_name": "string",
     "sequence_id": "bigint",
+    "schema_version": "bigint",
 }
 STORED_COLUMNS: dict[str, str] = {
     "topic": "string",
@@ -128,6 +129,7 @@ class _Columns:
         "properties",
         "publishes",
         "rows",
+        "schema_versions",
         "sequences",
         "size",
         "values",
@@ -142,6 +144,7 @@ class _Columns:
         self.publishes: list[int] = []
         self.events: list[int | None] = []
         self.producers: list[str] = []
+        self.schema_versions: list[int | None] = []
         self.sequences: list[int] = []
         self.size = 0
 
@@ -167,6 +170,7 @@ class _Columns:
         self.publishes.append(_micros(shared.publish_time))
         self.events.append(_micros(own.event_time) if own.event_time else None)
         self.producers.append(shared.producer_name)
+        self.schema_versions.append(schema_version_of(shared.schema_version))
         if index is None or own.HasField("sequence_id"):
             self.sequences.append(own.sequence_id)
         else:
@@ -321,6 +325,7 @@ class Unfolding:
             "append_time": lambda: _times(rows.append_times[low:high] * 1000),
             "producer_name": lambda: found.producers,
             "sequence_id": lambda: pa.array(found.sequences, pa.int64()),
+            "schema_version": lambda: found.schema_versions,
             WATERMARK: lambda: _watermarks(self._steps, rows, chosen),
         }
         batch = batch_of({column: makers[column]() for column in self._columns}, MESSAGE_COLUMNS)
@@ -407,6 +412,7 @@ class Unfolding:
             "append_time": lambda: _times(rows.append_times[at] * 1000),
             "producer_name": lambda: pa.array(found.producers, pa.string()),
             "sequence_id": lambda: pa.array(found.sequences, pa.int64()),
+            "schema_version": lambda: pa.array(found.schema_versions, pa.int64()),
             WATERMARK: lambda: _watermarks(self._steps, rows, found.rows),
         }
         return batch_of({column: makers[column]() for column in self._columns}, MESSAGE_COLUMNS)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from magnetar.schemas.types import VERSION_BYTES
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC
 from magnetar_jobs.rows import Rows
 
@@ -27,28 +28,25 @@ VARINT_BYTES_MAX = 9
 """A longer number does not fit into 63 bits."""
 HEAD_BYTES = CHECKSUM_BYTES + 4
 """Magic, checksum and the length of the metadata."""
-PRODUCER, SEQUENCE, PUBLISHED, PROPERTIES, KEY, COMPRESSION, EVENT, BASE64 = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    17,
-)
+PRODUCER, SEQUENCE, PUBLISHED, PROPERTIES, KEY = 1, 2, 3, 4, 6
+COMPRESSION, EVENT, SCHEMA, BASE64 = 8, 12, 16, 17
 _REQUIRED = {PRODUCER, SEQUENCE, PUBLISHED}
 _NUMBERS = {SEQUENCE, PUBLISHED, COMPRESSION, EVENT, BASE64}
 _NUMBERS_UNUSED = {9, 19, 22, 23, 24}
 """uncompressed_size, deliver_at_time, the transaction's id, highest_sequence_id."""
-_BYTES = {PRODUCER, PROPERTIES, KEY}
-_BYTES_UNUSED = {5, 16, 18}
-"""replicated_from, schema_version, ordering_key."""
+_BYTES = {PRODUCER, PROPERTIES, KEY, SCHEMA}
+_BYTES_UNUSED = {5, 18}
+"""replicated_from, ordering_key."""
 MAP = pa.map_(pa.string(), pa.string())
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Span = tuple[int, int]
 """Place and length."""
+
+
+def schema_version_of(data: bytes) -> int | None:
+    """As a message carries it; None without one, or with what no broker gives."""
+    return int.from_bytes(data, "big", signed=True) if len(data) == VERSION_BYTES else None
 
 
 class Unlike(Exception):
@@ -66,6 +64,7 @@ class Shape:
     mask: Bytes
     expected: Bytes
     producer: str = ""
+    schema_version: int | None = None
     numbers: dict[int, Span] = field(default_factory=dict)
     key: Span | None = None
     properties: list[tuple[Span, Span]] = field(default_factory=list)
@@ -108,6 +107,9 @@ class Shape:
             except UnicodeDecodeError:
                 raise Unlike from None
             return  # one producer, one shape
+        if number == SCHEMA:
+            self.schema_version = schema_version_of(metadata[at : at + length])
+            return  # one version, one shape
         if number == PROPERTIES:
             parts = list(_fields(metadata, at, at + length))
             if [(part[0], part[1]) for part in parts] != [(1, 2), (2, 2)]:
@@ -181,6 +183,7 @@ class Opened:
     sequences: Numbers
     publish_times: Numbers
     event_times: Numbers
+    schema_versions: pa.Array
     properties: pa.Array | None
     starts: Numbers
     ends: Numbers
@@ -264,6 +267,12 @@ class Opener:
             sequences=numbers(SEQUENCE),
             publish_times=numbers(PUBLISHED),
             event_times=numbers(EVENT),
+            schema_versions=arrays(
+                [
+                    pa.repeat(pa.scalar(shape.schema_version, pa.int64()), len(found))
+                    for _, shape, found in parts
+                ]
+            ),
             properties=(
                 arrays([_properties(shape, found) for _, shape, found in parts])
                 if self._properties

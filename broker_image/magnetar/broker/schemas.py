@@ -9,7 +9,6 @@ that this broker has read stays what it was.
 
 from __future__ import annotations
 
-import base64
 from collections import OrderedDict
 from functools import partial
 
@@ -19,8 +18,8 @@ from magnetar.broker.context import BrokerContext
 from magnetar.broker.schema_statistics import Kind, SchemaStatistics
 from magnetar.errors import NamespaceNotFound, NotAllowed, StoreError, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.records import SchemaRecord
-from magnetar.metadata.store import Compare, Delete, KeyValue, Put
+from magnetar.metadata.store import Compare, Delete, Put
+from magnetar.metadata.topic_schemas import history_in, record_of
 from magnetar.names import TopicName
 from magnetar.policies import Policies
 from magnetar.schemas.history import History, Registered
@@ -59,7 +58,7 @@ class SchemaRegistry:
             return held
         revisions = tuple(item.mod_revision for item in items)
         if held is None or held[0] != revisions:
-            held = revisions, History([_registered(prefix, item) for item in items])
+            held = revisions, history_in(prefix, items)
         return self._hold(prefix, held)
 
     def _hold(
@@ -183,7 +182,7 @@ class SchemaRegistry:
         if revisions:
             before = keys.schema_version(topic, version - 1)
             compares.append(Compare(before, "mod", "=", revisions[-1]))
-        result = await self._context.store.transact(compares, [Put(key, _record(added).encode())])
+        result = await self._context.store.transact(compares, [Put(key, record_of(added).encode())])
         if result.succeeded:
             log.info("schemas.changed", topic=str(topic.base), version=version)
             known = (*revisions, result.revision), History([*history.versions, added])
@@ -208,22 +207,3 @@ class SchemaRegistry:
                 f"schema_data: {size} bytes with its properties are beyond schema_bytes_max {limit}; "
                 "send a smaller schema"
             )
-
-
-def _record(version: Registered) -> SchemaRecord:
-    schema = version.schema
-    return SchemaRecord(
-        schema.type.name,
-        base64.b64encode(schema.data).decode(),
-        dict(schema.properties),
-        version.timestamp_ms,
-        version.deleted,
-    )
-
-
-def _registered(prefix: str, item: KeyValue) -> Registered:
-    record = SchemaRecord.decode(item.value)
-    schema = Schema(SchemaType[record.type], base64.b64decode(record.data), dict(record.properties))
-    return Registered(
-        int(item.key.removeprefix(prefix)), schema, record.timestamp_ms, record.deleted
-    )
