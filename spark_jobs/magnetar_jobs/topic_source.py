@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     Filter,
     InputPartition,
 )
@@ -32,6 +33,8 @@ from magnetar_jobs.topic_stream import TopicStreamReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
+CHECKPOINT = "checkpointlocation"
+"""Spark's, which it shows to sinks."""
 PLACES = {"volume", "store", "storetls", "brokerurl"}
 
 
@@ -128,3 +131,13 @@ class MagnetarDataSource(DataSource):  # type: ignore[misc]  # pyspark's own ann
             raise InvalidRequest(f"{NAME}: mode overwrite is not offered; use mode append")
         check_schema(schema)
         return TopicWriter(WriteOptions.parse(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from magnetar_jobs.stream_writer import TopicStreamWriter
+        from magnetar_jobs.topic_writer import WriteOptions, check_schema
+
+        if overwrite:
+            raise InvalidRequest(f"{NAME}: output mode complete is not offered; use append")
+        check_schema(schema)
+        own = {name: value for name, value in self.options.items() if name.lower() != CHECKPOINT}
+        return TopicStreamWriter(WriteOptions.parse(own))

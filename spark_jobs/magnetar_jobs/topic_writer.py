@@ -1,6 +1,6 @@
 """DataFrames into topics.
 
-Owns: `WRITE_OPTIONS`, from which docs/spark.md has its table, and `TopicWriter`. Imports: pyspark,
+Owns: `WRITE_OPTIONS`, from which docs/spark.md has its table, `publish`, what tasks do, and `TopicWriter`. Imports: pyspark,
 pyarrow, magnetar.client, topic_options. Invariants: each attempt of a task publishes in a
 transaction of its own; the driver commits those of the attempts that count, once all tasks have
 succeeded; so what a failed attempt has published is never seen.
@@ -112,10 +112,36 @@ def check_schema(schema: StructType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Published(WriterCommitMessage):  # type: ignore[misc]  # pyspark's own annotations stop at Any
-    """What a task has published, in which transaction; None: nothing."""
+    """What a task has published, in which transaction; None: nothing. `query`: of a stream."""
 
     txn: tuple[int, int] | None
     messages: int
+    query: str = ""
+
+
+async def publish(
+    options: WriteOptions, batches: Iterator[pa.RecordBatch], query: str = ""
+) -> Published:
+    """Publish the rows of a task in a transaction, which stays open."""
+    # In a thread: the connection must be kept alive while Spark computes.
+    batch = await asyncio.to_thread(next, batches, None)
+    if batch is None:
+        return Published(None, 0)
+    async with options.client() as client:
+        producer = await client.create_producer(
+            options.topic, batching=Batching(), send_timeout_s=SEND_TIMEOUT_S
+        )
+        txn = client.transaction(timeout_s=options.transaction_timeout_s)
+        await txn.begin()
+        count = 0
+        try:
+            while batch is not None:
+                count += await _send(producer, txn, batch)
+                batch = await asyncio.to_thread(next, batches, None)
+        except BaseException:
+            await txn.abort()
+            raise
+        return Published((txn.id.most, txn.id.least), count, query)
 
 
 class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's own annotations stop at Any
@@ -125,32 +151,10 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's own
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        return asyncio.run(self._publish(iterator))
-
-    async def _publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
-        # In a thread: the connection must be kept alive while Spark computes.
-        batch = await asyncio.to_thread(next, batches, None)
-        if batch is None:
-            return Published(None, 0)
-        options = self._options
-        async with options.client() as client:
-            producer = await client.create_producer(
-                options.topic, batching=Batching(), send_timeout_s=SEND_TIMEOUT_S
-            )
-            txn = client.transaction(timeout_s=options.transaction_timeout_s)
-            await txn.begin()
-            count = 0
-            try:
-                while batch is not None:
-                    count += await _send(producer, txn, batch)
-                    batch = await asyncio.to_thread(next, batches, None)
-            except BaseException:
-                await txn.abort()
-                raise
-            return Published((txn.id.most, txn.id.least), count)
+        return asyncio.run(publish(self._options, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        asyncio.run(self._commit(_transactions(messages)))
+        asyncio.run(self._commit(transactions_of(messages)))
 
     async def _commit(self, transactions: Sequence[TxnId]) -> None:
         async with self._options.client() as client:
@@ -158,21 +162,21 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's own
                 try:
                     await client.resume_transaction(txn_id).commit()
                 except MagnetarError as error:
-                    await _abort(client, transactions[number + 1 :])
+                    await abort_transactions(client, transactions[number + 1 :])
                     raise MagnetarError(
                         f"{NAME}: {number} of {len(transactions)} transactions of this write are "
                         f"committed, number {number + 1} is not: {error}"
                     ) from error
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        asyncio.run(self._abort(_transactions(messages)))
+        asyncio.run(self._abort(transactions_of(messages)))
 
     async def _abort(self, transactions: Sequence[TxnId]) -> None:
         async with self._options.client() as client:
-            await _abort(client, transactions)
+            await abort_transactions(client, transactions)
 
 
-def _transactions(messages: Sequence[WriterCommitMessage | None]) -> list[TxnId]:
+def transactions_of(messages: Sequence[WriterCommitMessage | None]) -> list[TxnId]:
     """Those of the attempts that count and have published anything."""
     return [
         TxnId(*message.txn)
@@ -181,7 +185,8 @@ def _transactions(messages: Sequence[WriterCommitMessage | None]) -> list[TxnId]
     ]
 
 
-async def _abort(client: Client, transactions: Sequence[TxnId]) -> None:
+async def abort_transactions(client: Client, transactions: Sequence[TxnId]) -> None:
+    """None of them has been decided to be committed."""
     for txn_id in transactions:
         await client.resume_transaction(txn_id).abort()
 
