@@ -4,7 +4,7 @@ Owns: `TopicStreamWriter`. Imports: pyspark, pyarrow, magnetar.client, batch_com
 Invariants: tasks publish in transactions of their own attempts; which of them make the micro-batch is
 a durable decision on a topic of the query's own before the first of them is committed; a driver that
 another one follows can make no decision any more (its producer is fenced), nor does it after it has
-read the other's; so a micro-batch that is taken again publishes nothing a second time.
+read the other's; so a micro-batch that is taken again publishes nothing a second time; what is decided is not aborted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from magnetar.client import Client, Consumer, Message, Producer
 from magnetar.client.failures import TransactionAborted
 from magnetar.errors import CorruptData, InvalidRequest
-from magnetar.transactions.ids import TxnId
 from magnetar_jobs.batch_commits import Decision, Verdict, judge
 from magnetar_jobs.topic_options import NAME
 from magnetar_jobs.topic_writer import (
@@ -58,23 +57,55 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
         asyncio.run(self._commit(messages, batchId))
 
     async def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        transactions, queries = transactions_of(messages), _queries(messages)
+        transactions = transactions_of(messages)
         if not transactions:
             return
-        async with self._options.client() as client:
-            (query,) = queries
-            async with _decisions(client, f"{self._options.topic}-spark-{query}") as decisions:
-                last = await decisions.last()
-                if last is not None and not last.done:
-                    await self._carry_out(client, last)
-                    await decisions.add(Decision(last.batch, last.transactions, done=True))
-                if judge(last, batch) is Verdict.REPEATS:
-                    await abort_transactions(client, transactions)
-                    return
-                decided = Decision(batch, tuple(transactions))
-                await decisions.add(decided)
-                await self._carry_out(client, decided)
-                await decisions.add(Decision(batch, decided.transactions, done=True))
+        async with self._options.client() as client, self._decisions(client, messages) as decisions:
+            last = await decisions.last()
+            if last is not None and not last.done:
+                await self._carry_out(client, last)
+                await decisions.add(Decision(last.batch, last.transactions, done=True))
+            if judge(last, batch) is Verdict.REPEATS:
+                await abort_transactions(client, transactions)
+                return
+            decided = Decision(batch, tuple(transactions))
+            await decisions.add(decided)
+            await self._carry_out(client, decided)
+            await decisions.add(Decision(batch, decided.transactions, done=True))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - a decision names its transactions
+        asyncio.run(self._abort(messages))
+
+    async def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Spark asks for it when a commit failed, too: what was decided stays for the next
+        attempt."""
+        transactions = transactions_of(messages)
+        if not transactions:
+            return
+        async with self._options.client() as client, self._decisions(client, messages) as decisions:
+            last = await decisions.last()
+            decided = last.transactions if last is not None else ()
+            await abort_transactions(client, [txn for txn in transactions if txn not in decided])
+
+    @asynccontextmanager
+    async def _decisions(
+        self, client: Client, messages: Sequence[WriterCommitMessage | None]
+    ) -> AsyncIterator[_Decisions]:
+        """Those of the query that has published. First the subscription, which keeps them, then
+        the producer, which fences those of other drivers, and only then a look."""
+        (query,) = {
+            message.query
+            for message in messages
+            if isinstance(message, Published) and message.txn is not None
+        }
+        topic = f"{self._options.topic}-spark-{query}"
+        consumer = await client.subscribe(topic, SUBSCRIPTION, initial_position="Earliest")
+        producer = await client.create_producer(topic, access_mode="ExclusiveWithFencing")
+        try:
+            yield _Decisions(consumer, producer)
+        finally:
+            await producer.close()
+            await consumer.close()
 
     async def _carry_out(self, client: Client, decision: Decision) -> None:
         """Commit what was decided; committing again is nothing. Raises CorruptData if a part of it
@@ -90,21 +121,6 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
                     f"kept; look in {self._options.topic} which of its rows are there, and begin a "
                     "query with a new checkpoint"
                 ) from error
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - they are in no decision
-        asyncio.run(self._abort(transactions_of(messages)))
-
-    async def _abort(self, transactions: Sequence[TxnId]) -> None:
-        async with self._options.client() as client:
-            await abort_transactions(client, transactions)
-
-
-def _queries(messages: Sequence[WriterCommitMessage | None]) -> set[str]:
-    return {
-        message.query
-        for message in messages
-        if isinstance(message, Published) and message.txn is not None
-    }
 
 
 class _Decisions:
@@ -136,16 +152,3 @@ class _Decisions:
     async def add(self, decision: Decision) -> None:
         """It is durable. Raises ProducerFenced if another driver follows."""
         await self._producer.send(decision.encode())
-
-
-@asynccontextmanager
-async def _decisions(client: Client, topic: str) -> AsyncIterator[_Decisions]:
-    """First the subscription, which keeps what is decided, then the producer, which fences those
-    of other drivers, and only then a look."""
-    consumer = await client.subscribe(topic, SUBSCRIPTION, initial_position="Earliest")
-    producer = await client.create_producer(topic, access_mode="ExclusiveWithFencing")
-    try:
-        yield _Decisions(consumer, producer)
-    finally:
-        await producer.close()
-        await consumer.close()

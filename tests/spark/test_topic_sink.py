@@ -92,11 +92,13 @@ class Died(Exception):
     """Of a driver, at a moment that a test chose."""
 
 
+@pytest.mark.parametrize("aborted", [False, True])
 @pytest.mark.parametrize("after", ["nothing", "the decision", "one transaction", "both"])
 def test_a_micro_batch_that_is_taken_again_is_published_once(
-    server: ServerProcess, topic: str, monkeypatch: pytest.MonkeyPatch, after: str
+    server: ServerProcess, topic: str, monkeypatch: pytest.MonkeyPatch, after: str, aborted: bool
 ) -> None:
-    """Its driver dies at any moment of the commit; the next one has other transactions for it."""
+    """Its driver dies at any moment of the commit, or its commit fails there, after which Spark
+    asks for an abort; the next attempt has other transactions for it."""
     sink = Sink(server, topic)
     sink.writer.commit(sink.attempt(b"a", b"b"), 0)
     steps = {"nothing": 0, "the decision": 1, "one transaction": 2, "both": 3}[after]
@@ -119,8 +121,11 @@ def test_a_micro_batch_that_is_taken_again_is_published_once(
     with monkeypatch.context() as patched:
         patched.setattr(stream_writer._Decisions, "add", added)
         patched.setattr(Client, "resume_transaction", resumed)
+        failed = sink.attempt(b"c", b"d")
         with pytest.raises(Died):
-            sink.writer.commit(sink.attempt(b"c", b"d"), 1)
+            sink.writer.commit(failed, 1)
+    if aborted:
+        sink.writer.abort(failed, 1)
     sink.writer.commit(sink.attempt(b"c", b"d"), 1)
     sink.writer.commit(sink.attempt(b"c", b"d"), 1)
     assert sink.readable() == [b"a", b"b", b"c", b"d"]
