@@ -356,12 +356,14 @@ class Consumer(_Seekable):
         return [message.value for message in self.receive(count, ack=ack)]
 
     def distinct_values(self, count: int) -> list[bytes]:
-        """The next `count` different values, acknowledged: over a restart a message may come
-        twice, since the client keeps what it has fetched."""
-        found: dict[bytes, None] = {}
+        """The values of the next `count` different messages, acknowledged: over a restart or a move
+        one may come twice, since the client keeps what it has fetched. Published twice, it is
+        two."""
+        found: dict[tuple[str, Id], bytes] = {}
         while len(found) < count:
-            found |= {message.value: None for message in self.receive(count - len(found), ack=True)}
-        return list(found)
+            for message in self.receive(count - len(found), ack=True):
+                found.setdefault((message.topic, message.id), message.value)
+        return list(found.values())
 
     def expect_nothing(self) -> None:
         """Nothing comes for a while."""
