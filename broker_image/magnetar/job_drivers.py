@@ -22,11 +22,11 @@ DRIVERS = {
 """Modules by type of job."""
 
 
-def compaction_options(topic: str, *, retain_keyless: bool) -> list[str]:
-    return ["--topic", topic, *(["--retain-keyless"] if retain_keyless else [])]
+RETAIN_KEYLESS = "--retain-keyless"
+"""Of topic compaction."""
 
 
-def log_compaction_options(topic: str, namespace: str) -> list[str]:
+def topic_options(topic: str, namespace: str) -> list[str]:
     """Of a topic, or without one of a namespace."""
     return ["--topic", topic] if topic else ["--namespace", namespace]
 

@@ -23,6 +23,7 @@ import structlog
 from magnetar.clock import Clock, SystemClock
 from magnetar.compaction.commit import Committer
 from magnetar.compaction.intents import Conflict
+from magnetar.errors import TopicNotFound
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.storage.volumes.opening import opened_at
@@ -31,7 +32,9 @@ from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, sh
 from magnetar_jobs.driver import (
     Done,
     add_arguments,
+    add_topic_arguments,
     exit_code,
+    named_topics,
     recorded,
     session_of,
     session_settings,
@@ -162,6 +165,18 @@ class Compactor:
             )
             return
 
+    async def compact_all(self, topics: Mapping[TopicName, Position], result: Result) -> None:
+        """Compact each of them, up to that position. Raises Conflict as `compact`, once the
+        others are compacted."""
+        conflict = None
+        for topic, rolled in topics.items():
+            try:
+                await self.compact(topic, result, rolled)
+            except Conflict as error:
+                conflict = error
+        if conflict is not None:
+            raise conflict
+
     async def _write(self, plan: CompactionPlan, intent: str) -> Written:
         """Both phases, off the event loop: they block for as long as Spark works."""
         written = await asyncio.to_thread(
@@ -200,11 +215,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="magnetar_jobs.compact",
         description="Topic compaction: keep the latest message per key.",
     )
-    parser.add_argument(
-        "--topic",
-        required=True,
-        help="full topic name; a partitioned topic stands for all its partitions",
-    )
+    add_topic_arguments(parser)
     add_arguments(parser)
     parser.add_argument(
         "--no-roll",
@@ -221,10 +232,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """One run, recorded. Raises as `recorded`."""
-    topic = TopicName.parse(options.topic)
 
     async def work(store: MetadataStore, clock: Clock, publisher: Publisher) -> Done:
-        result = await _compact_all(store, clock, topic, options, environment, publisher)
+        result = await _compact_all(store, clock, options, environment, publisher)
         return Done(asdict(result), result.message)
 
     return await recorded(options, KIND, SystemClock(), work)
@@ -233,20 +243,30 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
 async def _compact_all(
     store: MetadataStore,
     clock: Clock,
-    topic: TopicName,
     options: argparse.Namespace,
     environment: Mapping[str, str],
     publisher: Publisher,
 ) -> Result:
-    topics = await partitions_of(store, topic)
+    topics = [
+        partition
+        for name in await named_topics(store, options)
+        for partition in await partitions_of(store, name)
+    ]
     result, settings = Result(), session_settings(options, "compact")
     async with opened_at(options.volume, clock) as volume:
         rolled = dict.fromkeys(topics, BEFORE_ALL)
         if not options.no_roll:
             url, token_file = options.broker_url or "", environment.get(TOKEN_FILE, "")
             for partition in topics:
-                rolled[partition] = await roll_owner(store, volume, partition, url, token_file)
-        publisher.progress.begin_topics(len(topics))
+                try:
+                    rolled[partition] = await roll_owner(store, volume, partition, url, token_file)
+                except TopicNotFound:
+                    if len(topics) == 1:
+                        raise
+                    del rolled[partition]  # nobody has used it yet, or it has gone
+        if not rolled:
+            return result
+        publisher.progress.begin_topics(len(rolled))
         async with session_of(settings, environment, publisher) as session:
             register_source(session)
             compactor = Compactor(
@@ -258,8 +278,7 @@ async def _compact_all(
                 CompactionOptions(options.retain_keyless, settings.parallelism),
                 publisher.progress,
             )
-            for partition in topics:
-                await compactor.compact(partition, result, rolled[partition])
+            await compactor.compact_all(rolled, result)
     return result
 
 

@@ -22,7 +22,9 @@ import structlog
 from magnetar.clock import Clock
 from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, TopicNotFound
 from magnetar.metadata.store import MetadataStore
+from magnetar.names import NamespaceName, TopicName
 from magnetar.storage.volumes.opening import check_location
+from magnetar_jobs.cluster import topics_of
 from magnetar_jobs.java import JavaEnded, JavaMissing
 from magnetar_jobs.progress import STARTING, Publisher, published
 from magnetar_jobs.remote_store import TOKEN_FILE
@@ -94,6 +96,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--executor-memory-mib", type=int, default=1024)
     parser.add_argument("--executor-cores", type=int, default=1)
+
+
+def add_topic_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which topics a driver works on."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--topic", help="full topic name; a partitioned topic stands for all its partitions"
+    )
+    what.add_argument("--namespace", help="tenant/namespace: all its persistent topics")
+
+
+async def named_topics(store: MetadataStore, options: argparse.Namespace) -> list[TopicName]:
+    """Those of `add_topic_arguments`. Raises InvalidTopicName, NamespaceNotFound."""
+    if options.topic:
+        return [TopicName.parse(options.topic)]
+    return await topics_of(store, NamespaceName.parse(options.namespace))
 
 
 def session_settings(options: argparse.Namespace, prefix: str) -> SessionSettings:

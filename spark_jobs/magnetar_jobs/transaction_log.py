@@ -25,15 +25,17 @@ from magnetar.clock import Clock, SystemClock
 from magnetar.compaction.intents import Conflict, IntentWriter
 from magnetar.errors import MagnetarError, TopicNotFound
 from magnetar.metadata.store import MetadataStore
-from magnetar.names import BundleName, NamespaceName, TopicName
+from magnetar.names import BundleName, TopicName
 from magnetar.storage.manifest import SegmentReference
 from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.volume import Volume
-from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, topics_of
+from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner
 from magnetar_jobs.driver import (
     Done,
     add_arguments,
+    add_topic_arguments,
     exit_code,
+    named_topics,
     recorded,
     session_of,
     session_settings,
@@ -230,11 +232,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         description="Compaction of transaction logs: committed messages in the order of commits, "
         "aborted ones dropped.",
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--topic", help="full topic name; a partitioned topic stands for all its partitions"
-    )
-    what.add_argument("--namespace", help="tenant/namespace: all its persistent topics")
+    add_topic_arguments(parser)
     add_arguments(parser)
     parser.add_argument(
         "--no-roll",
@@ -246,13 +244,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """One run, recorded. Raises as `recorded`."""
-    topic = TopicName.parse(options.topic) if options.topic else None
-    namespace = NamespaceName.parse(options.namespace) if options.namespace else None
 
     async def work(store: MetadataStore, clock: Clock, publisher: Publisher) -> Done:
-        names = [topic] if topic is not None else []
-        if namespace is not None:
-            names = await topics_of(store, namespace)
+        names = await named_topics(store, options)
         result = await _compact_all(store, clock, names, options, environment, publisher)
         return Done(asdict(result), result.message)
 

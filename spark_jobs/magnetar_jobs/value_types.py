@@ -27,6 +27,8 @@ from magnetar.schemas.types import Schema, SchemaType
 
 TIMESTAMP, LOCAL_TIMESTAMP = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 DECIMAL_DIGITS_MAX = 38
+PARTS_MAX = 10_000
+"""Of a definition: named types that have each other twice double with each level."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Read = Callable[[bytes], Any]
 
@@ -72,10 +74,12 @@ _LOGICAL_OF = {"date": "int"} | dict.fromkeys(list(_LOGICAL_COLUMNS)[1:], "long"
 
 class Definition:
     """An Avro definition whose names are resolved and whose logical types are those that have
-    columns. Raises NotAColumn for one that refers to itself, or has arrays of nothing."""
+    columns. Raises NotAColumn for one that refers to itself, has arrays of nothing, or is too
+    large."""
 
     def __init__(self, data: bytes) -> None:
         self._named: dict[str, Any] = {}
+        self._parts = 0
         try:
             document = json.loads(data)
             self.root = self._resolved(document, "", ())
@@ -89,6 +93,9 @@ class Definition:
 
     def _resolved(self, kind: Any, space: str, inside: tuple[str, ...]) -> Any:
         """The type with the definitions of names in their places."""
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise NotAColumn(f"it has more than {PARTS_MAX} parts, those of named types each time")
         if isinstance(kind, list):
             return [self._resolved(branch, space, inside) for branch in kind]
         if isinstance(kind, str):
@@ -97,7 +104,7 @@ class Definition:
             name = kind if "." in kind or not space else f"{space}.{kind}"
             if name in inside:
                 raise NotAColumn(f"{name} refers to itself")
-            return self._resolved(self._named[name], *_around(name), inside)
+            return self._resolved(self._named[name], _space_of(name), inside)
         of = kind["type"]
         if of in ("record", "error", "enum", "fixed"):
             name = kind["name"]
@@ -107,7 +114,7 @@ class Definition:
             if of in ("enum", "fixed"):
                 return {**_with_logical(kind), "type": of}
             fields = [
-                {**field, "type": self._resolved(field["type"], *_around(full), (*inside, full))}
+                {**field, "type": self._resolved(field["type"], _space_of(full), (*inside, full))}
                 for field in kind["fields"]
             ]
             return {"type": "record", "name": full, "fields": fields}
@@ -123,9 +130,9 @@ class Definition:
         return self._resolved(of, space, inside)
 
 
-def _around(full: str) -> tuple[str]:
+def _space_of(full: str) -> str:
     """The namespace of a full name."""
-    return (full.rpartition(".")[0],)
+    return full.rpartition(".")[0]
 
 
 def _with_logical(kind: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,6 +194,12 @@ REFUSED = [
         "write persistent://tenant/namespace/topic",
     ),
     ("DataJob", {"compaction": None}, "needs compaction.topic"),
+    ("DataJob", {"compaction": {}}, "compaction: write either topic or namespace"),
+    (
+        "DataJob",
+        {"compaction": {"topic": "persistent://a/b/c", "namespace": "a/b"}},
+        "compaction: write either topic or namespace",
+    ),
     ("DataJob", {"runRequest": "Not A Name"}, "runRequest"),
 ]
 

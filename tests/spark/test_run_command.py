@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.rest import Admin
 from magnetar.client import Client
 from tests.spark.commands import TIMEOUT_S, magnetar
 
@@ -58,6 +59,37 @@ def test_a_topic_is_compacted_by_one_command(server: ServerProcess) -> None:
     again = magnetar(server, "job", "run", "compaction", TOPIC)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "nothing new" in again.stdout
+
+
+def test_a_namespace_is_compacted_by_one_command(server: ServerProcess) -> None:
+    """All its topics in one application; a partition that nobody has used is passed over, and a
+    namespace without topics has nothing to do."""
+    admin = Admin(server)
+    admin.call("PUT", "namespaces/public/many")
+    command = ("job", "run", "compaction", "--namespace", "public/many", "-o", "json")
+    nothing = magnetar(server, *command)
+    assert nothing.returncode == 0, nothing.stdout + nothing.stderr
+    assert json.loads(nothing.stdout)["topics"] == 0
+    admin.call("PUT", "persistent/public/many/parted/partitions", 3)
+
+    async def work() -> None:
+        async with Client(server.service_url) as client:
+            for local in ("a", "b", "parted"):
+                topic = f"persistent://public/many/{local}"
+                await client.subscribe(topic, "keeps", initial_position="Earliest")
+                producer = await client.create_producer(topic)
+                for number in range(10):
+                    await producer.send(b"%d" % number, key="the same")
+
+    asyncio.run(work())
+    done = magnetar(server, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert (result["topics"], result["messages_in"], result["keys"]) == (3, 30, 3)
+    for wrong in ((), (TOPIC, "--namespace", "public/many")):
+        refused = magnetar(server, "job", "run", "compaction", *wrong)
+        assert refused.returncode == 2
+        assert "one of the two" in refused.stderr
 
 
 def test_what_cannot_be_compacted_is_said_in_one_line(server: ServerProcess) -> None:

@@ -31,9 +31,9 @@ from magnetar.job_drivers import (
     DRIVERS,
     LOAD_ANALYTICS,
     LOG_COMPACTION,
-    compaction_options,
+    RETAIN_KEYLESS,
     load_analytics_options,
-    log_compaction_options,
+    topic_options,
 )
 
 LOCAL_JOB = "command-line"
@@ -60,16 +60,30 @@ Store = Annotated[
 StoreTls = Annotated[
     str, typer.Option("--store-tls", help="Directory with ca.crt, tls.crt, tls.key for etcd.")
 ]
+TopicArgument = Annotated[
+    str, typer.Argument(help="One topic; a partitioned one is all of its partitions.")
+]
+NamespaceOption = Annotated[
+    str, typer.Option("--namespace", help="tenant/namespace instead: all its topics.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show what the driver and Spark log.")]
+
+
+def _topic_options(topic: str, namespace: str) -> list[str]:
+    """Raises WrongUsage."""
+    if bool(topic) == bool(namespace):
+        raise WrongUsage("give a topic, or --namespace: one of the two")
+    return topic_options(
+        str(topic_of(topic)) if topic else "", str(namespace_of(namespace)) if namespace else ""
+    )
 
 
 @run.command()
 @connected
 def compaction(
     session: Session,
-    topic: Annotated[
-        str, typer.Argument(help="One topic; a partitioned one is all of its partitions.")
-    ],
+    topic: TopicArgument = "",
+    namespace: NamespaceOption = "",
     master: Master = "local[2]",
     volume: VolumeOption = "",
     store: Store = "",
@@ -80,7 +94,9 @@ def compaction(
     verbose: Verbose = False,
 ) -> None:
     """Keep the latest message per key of a topic, for consumers that read compacted."""
-    options = compaction_options(str(topic_of(topic)), retain_keyless=retain_keyless)
+    options = _topic_options(topic, namespace)
+    if retain_keyless:
+        options.append(RETAIN_KEYLESS)
     place = place_arguments(session, master, volume, store, store_tls)
     result = driven(COMPACTION, [*options, *place], session, verbose=verbose)
     session.screen.show(result, lambda: _show_compaction(session.screen, result))
@@ -90,12 +106,8 @@ def compaction(
 @connected
 def transaction_log_compaction(
     session: Session,
-    topic: Annotated[
-        str, typer.Argument(help="One topic; a partitioned one is all of its partitions.")
-    ] = "",
-    namespace: Annotated[
-        str, typer.Option("--namespace", help="tenant/namespace instead: all its topics.")
-    ] = "",
+    topic: TopicArgument = "",
+    namespace: NamespaceOption = "",
     master: Master = "local[2]",
     volume: VolumeOption = "",
     store: Store = "",
@@ -103,11 +115,7 @@ def transaction_log_compaction(
     verbose: Verbose = False,
 ) -> None:
     """Write what transactions have committed in the order of commits, and drop what was aborted."""
-    if bool(topic) == bool(namespace):
-        raise WrongUsage("give a topic, or --namespace: one of the two")
-    options = log_compaction_options(
-        str(topic_of(topic)) if topic else "", str(namespace_of(namespace)) if namespace else ""
-    )
+    options = _topic_options(topic, namespace)
     place = place_arguments(session, master, volume, store, store_tls)
     result = driven(LOG_COMPACTION, [*options, *place], session, verbose=verbose)
     session.screen.show(result, lambda: _show_log_compaction(session.screen, result))

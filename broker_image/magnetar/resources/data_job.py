@@ -1,7 +1,7 @@
 """`DataJob`: a Spark job over the messages of a cluster.
 
 Owns: its fields, defaults, limits and rules. Imports: resources.base, resources.cron,
-resources.log_compaction, job_drivers, magnetar.names. Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the
+resources.job_topics, job_drivers, magnetar.names. Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the
 cluster's claim; what a user may override is what the fields say, and the service account is not
 among it.
 """
@@ -15,7 +15,6 @@ from pydantic import AfterValidator, Field
 
 from magnetar import job_drivers
 from magnetar.errors import InvalidRequest
-from magnetar.names import NAME_LENGTH_MAX
 from magnetar.resources import base
 from magnetar.resources.base import (
     CONDITIONS,
@@ -27,7 +26,7 @@ from magnetar.resources.base import (
     StatusModel,
 )
 from magnetar.resources.cron import CronSchedule, time_zone
-from magnetar.resources.log_compaction import TOPIC_PATTERN, TransactionLogCompaction, is_topic
+from magnetar.resources.job_topics import Compaction, JobTopics, TransactionLogCompaction
 from magnetar.resources.pod_template import ATOMIC, JobPodTemplate
 
 EXECUTORS_MAX = 100
@@ -42,28 +41,6 @@ class SameNamespaceCluster(Model):
     """The cluster whose messages the job reads; in the same Kubernetes namespace."""
 
     name: str = Field(min_length=1, max_length=253, description="Name of the BrokerCluster.")
-
-
-class Compaction(Model):
-    """Topic compaction: keep the latest message of every key."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            f"self.topic.matches('{TOPIC_PATTERN}')",
-            "compaction.topic: write persistent://tenant/namespace/topic",
-            lambda compaction: is_topic(compaction.topic),
-        ),
-    )
-
-    topic: str = Field(
-        min_length=1,
-        max_length=NAME_LENGTH_MAX,
-        description="Full name of a persistent topic; a partitioned topic stands for all its "
-        "partitions.",
-    )
-    retain_keyless: bool = Field(
-        default=False, description="Keep messages without a key instead of dropping them."
-    )
 
 
 def _is_schedule(text: str) -> str:
@@ -226,7 +203,7 @@ class DataJobSpec(Model):
         ),
         Rule(
             "self.type != 'Compaction' || has(self.compaction)",
-            "type Compaction needs compaction.topic",
+            "type Compaction needs compaction.topic or .namespace",
             lambda spec: spec.type != "Compaction" or spec.compaction is not None,
         ),
         Rule(
@@ -353,17 +330,20 @@ class DataJobSpec(Model):
             return job_drivers.load_analytics_options(
                 wanted.history_days, wanted.window_seconds, wanted.valid_hours, wanted.sample_topics
             )
-        if self.type == job_drivers.LOG_COMPACTION:
-            logs = self.transaction_log_compaction
-            assert logs is not None, "the rules admit no such job without topic or namespace"
-            return job_drivers.log_compaction_options(logs.topic or "", logs.namespace or "")
-        if self.type == job_drivers.COMPACTION:
-            compaction = self.compaction
-            assert compaction is not None, "the rules admit no such job without a topic"
-            return job_drivers.compaction_options(
-                compaction.topic, retain_keyless=compaction.retain_keyless
-            )
-        return []
+        topics = self.topics
+        if topics is None:
+            return []
+        options = job_drivers.topic_options(topics.topic or "", topics.namespace or "")
+        keyless = isinstance(topics, Compaction) and topics.retain_keyless
+        return [*options, job_drivers.RETAIN_KEYLESS] if keyless else options
+
+    @property
+    def topics(self) -> JobTopics | None:
+        """Those that a compaction works on; None for other types."""
+        return {
+            job_drivers.COMPACTION: self.compaction,
+            job_drivers.LOG_COMPACTION: self.transaction_log_compaction,
+        }.get(self.type)
 
 
 class JobProgress(StatusModel):

@@ -1,7 +1,7 @@
-"""What a `DataJob` of type TransactionLogCompaction says.
+"""Which topics a `DataJob` works on.
 
-Owns: its fields and rules, and the check of a topic's name that jobs share. Imports: resources.base,
-magnetar.names.
+Owns: `JobTopics`, one topic or all of a namespace, with its rules; the types of job that are said by
+them. Imports: resources.base, magnetar.names.
 """
 
 from __future__ import annotations
@@ -27,22 +27,8 @@ def is_topic(name: str) -> bool:
         return False
 
 
-class TransactionLogCompaction(Model):
-    """Compaction of transaction logs (PIP-31): messages in the order of commits, aborted ones
-    dropped."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "has(self.topic) != has(self.namespace)",
-            "transactionLogCompaction: write either topic or namespace",
-            lambda found: (found.topic is None) != (found.namespace is None),
-        ),
-        Rule(
-            f"!has(self.topic) || self.topic.matches('{TOPIC_PATTERN}')",
-            "transactionLogCompaction.topic: write persistent://tenant/namespace/topic",
-            lambda found: found.topic is None or is_topic(found.topic),
-        ),
-    )
+class JobTopics(Model):
+    """One topic, or all of a namespace."""
 
     topic: str | None = Field(
         default=None,
@@ -58,3 +44,35 @@ class TransactionLogCompaction(Model):
         pattern=f"^{PART_PATTERN}/{PART_PATTERN}$",
         description="Or tenant/namespace: all its persistent topics.",
     )
+
+
+def _rules_of(field: str) -> tuple[Rule, ...]:
+    return (
+        Rule(
+            "has(self.topic) != has(self.namespace)",
+            f"{field}: write either topic or namespace",
+            lambda found: (found.topic is None) != (found.namespace is None),
+        ),
+        Rule(
+            f"!has(self.topic) || self.topic.matches('{TOPIC_PATTERN}')",
+            f"{field}.topic: write persistent://tenant/namespace/topic",
+            lambda found: found.topic is None or is_topic(found.topic),
+        ),
+    )
+
+
+class Compaction(JobTopics):
+    """Topic compaction: keep the latest message of every key."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = _rules_of("compaction")
+
+    retain_keyless: bool = Field(
+        default=False, description="Keep messages without a key instead of dropping them."
+    )
+
+
+class TransactionLogCompaction(JobTopics):
+    """Compaction of transaction logs (PIP-31): messages in the order of commits, aborted ones
+    dropped."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = _rules_of("transactionLogCompaction")

@@ -206,11 +206,9 @@ async def _credentials_problem(world: World, cluster: BrokerCluster) -> Problem 
 
 def _source(job: DataJob) -> tuple[str, str]:
     """The topic whose messages a job works on, or the namespace; "" for the other one."""
-    logs, compaction = job.spec.transaction_log_compaction, job.spec.compaction
-    if job.spec.type == "TransactionLogCompaction" and logs is not None:
-        return logs.topic or "", logs.namespace or ""
-    assert compaction is not None, "the model's rules admit no such job without a topic"
-    return compaction.topic, ""
+    topics = job.spec.topics
+    assert topics is not None, "the model's rules admit no such job without topic or namespace"
+    return topics.topic or "", topics.namespace or ""
 
 
 async def _script_problem(world: World, job: DataJob) -> Problem | None:

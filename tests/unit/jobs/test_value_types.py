@@ -175,6 +175,16 @@ def test_a_definition_that_has_no_column_is_named(field: Any, said: str) -> None
             ValueType.of(schema({"name": "f", "type": field}, kind=kind))
 
 
+def test_a_definition_that_unfolds_without_end_is_refused() -> None:
+    """Thirty records, each with two of the one before."""
+    inner: Any = {"type": "record", "name": "R0", "fields": [{"name": "n", "type": "int"}]}
+    for level in range(1, 31):
+        fields = [{"name": "a", "type": inner}, {"name": "b", "type": f"R{level - 1}"}]
+        inner = {"type": "record", "name": f"R{level}", "fields": fields}
+    with pytest.raises(NotAColumn, match="more than 10000 parts"):
+        ValueType.of(schema({"name": "f", "type": inner}))
+
+
 def test_payloads_of_a_definition_that_refers_to_itself_are_not_read() -> None:
     """As a version of before, too."""
     wanted = schema({"name": "n", "type": "int", "default": 0})

@@ -32,6 +32,8 @@ NO_DEFAULT_ON_PURPOSE = {
     "spec.storage.s3.credentials",
     "spec.etcd.external",
     "spec.compaction",
+    "spec.compaction.topic",
+    "spec.compaction.namespace",
     "spec.loadAnalytics",
     "spec.pySpark",
     "spec.transactionLogCompaction",

@@ -295,15 +295,24 @@ def test_the_driver_gets_the_command_line_that_the_job_parses() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("kind", "field", "module"),
+    [
+        ("Compaction", "compaction", "compact"),
+        ("TransactionLogCompaction", "transactionLogCompaction", "transaction_log"),
+    ],
+)
+@pytest.mark.parametrize(
     "whose", [{"topic": "persistent://a/b/c"}, {"namespace": "a/b"}], ids=["topic", "namespace"]
 )
-def test_a_log_compaction_gets_the_command_line_that_it_parses(whose: dict[str, str]) -> None:
-    transaction_log = pytest.importorskip("magnetar_jobs.transaction_log")
-    resource = job(type="TransactionLogCompaction", compaction=None, transactionLogCompaction=whose)
+def test_compactions_get_the_command_line_that_they_parse(
+    kind: str, field: str, module: str, whose: dict[str, str]
+) -> None:
+    driver_module = pytest.importorskip(f"magnetar_jobs.{module}")
+    resource = job(**{"type": kind, "compaction": None, field: whose})
     driver, _ = job_pods_of(resource)
     arguments = driver["spec"]["containers"][0]["args"]
-    assert arguments[:3] == ["python3", "-m", "magnetar_jobs.transaction_log"]
-    parsed = transaction_log.parse_arguments(arguments[3:])
+    assert arguments[:3] == ["python3", "-m", f"magnetar_jobs.{module}"]
+    parsed = driver_module.parse_arguments(arguments[3:])
     assert (parsed.topic, parsed.namespace) == (whose.get("topic"), whose.get("namespace"))
     assert (parsed.job, parsed.run, parsed.executors) == ("shop/prices", "once-01234567", 1)
 
