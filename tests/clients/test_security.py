@@ -323,7 +323,7 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
             stats = asked(broker, authority, f"{path}/partitioned-stats")
             assert stats["msgInCounter"] == 16
             assert asked(broker, authority, "/admin/v2/brokers/health") == "ok"
-        assert len(_owners(brokers, authority)) == 2
+        wait_for("they still do", lambda: len(_owners(brokers, authority)) == 2)
         client.close()
     finally:
         for broker in brokers:
