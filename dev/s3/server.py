@@ -70,7 +70,7 @@ class S3Server:
     """One server with one bucket, in memory; `start` first, `stop` last."""
 
     def __init__(self, directory: Path, address: str = LOOPBACK) -> None:
-        """`address` is one of this machine that whoever asks can reach."""
+        """`address` is one of this machine that clients can reach."""
         self.address, self.port = address, free_port()
         self.log_path = directory / "s3.log"
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,25 +1,17 @@
 """Which transactions make a micro-batch, decided once.
 
-Owns: `Decision`, what the topic of a query's decisions holds, and `judge`. Pure. Invariant: of all
+Owns: `Decision`, what the topic of a query's decisions holds, and `is_decided`. Pure. Invariant: of all
 attempts at a micro-batch the transactions of one are ever committed: those of the first decision about
 it; a decision is carried out before the next one is made.
 """
 
 from __future__ import annotations
 
-import enum
 import json
 from dataclasses import dataclass
 
 from magnetar.errors import CorruptData, InvalidRequest
 from magnetar.transactions.ids import TxnId
-
-
-class Verdict(enum.Enum):
-    """What becomes of an attempt at a micro-batch."""
-
-    DECIDE = "its transactions are to be committed"
-    REPEATS = "the micro-batch was decided before: its transactions are to be aborted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +42,14 @@ class Decision:
             ) from error
 
 
-def judge(last: Decision | None, batch: int) -> Verdict:
-    """An attempt at `batch`, where the last decision was this one. Raises InvalidRequest for a
-    checkpoint that is older than the decision."""
+def is_decided(last: Decision | None, batch: int) -> bool:
+    """Whether the last decision was about this micro-batch: then another attempt's transactions are
+    to be aborted, else it is to be decided. Raises InvalidRequest for a checkpoint that is older
+    than the decision."""
     if last is None or batch > last.batch:
-        return Verdict.DECIDE
+        return False
     if batch == last.batch:
-        return Verdict.REPEATS
+        return True
     raise InvalidRequest(
         f"micro-batch {batch} comes after {last.batch} was published: the checkpoint is older than "
         "what this query has published; go on from the newest checkpoint, or begin a query with a "

@@ -28,13 +28,13 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.volume import Volume
-from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner, shown, until_reached
+from magnetar_jobs.cluster import bundle_of_topic, roll_owner, shown, until_reached
 from magnetar_jobs.driver import (
     Done,
     add_arguments,
     add_topic_arguments,
     exit_code,
-    named_topics,
+    named_partitions,
     recorded,
     session_of,
     session_settings,
@@ -247,11 +247,7 @@ async def _compact_all(
     environment: Mapping[str, str],
     publisher: Publisher,
 ) -> Result:
-    topics = [
-        partition
-        for name in await named_topics(store, options)
-        for partition in await partitions_of(store, name)
-    ]
+    topics = await named_partitions(store, options)
     result, settings = Result(), session_settings(options, "compact")
     async with opened_at(options.volume, clock) as volume:
         rolled = dict.fromkeys(topics, BEFORE_ALL)

@@ -24,7 +24,7 @@ from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, Top
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import NamespaceName, TopicName
 from magnetar.storage.volumes.opening import check_location
-from magnetar_jobs.cluster import topics_of
+from magnetar_jobs.cluster import partitions_of, topics_of
 from magnetar_jobs.java import JavaEnded, JavaMissing
 from magnetar_jobs.progress import STARTING, Publisher, published
 from magnetar_jobs.remote_store import TOKEN_FILE
@@ -107,11 +107,14 @@ def add_topic_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--namespace", help="tenant/namespace: all its persistent topics")
 
 
-async def named_topics(store: MetadataStore, options: argparse.Namespace) -> list[TopicName]:
-    """Those of `add_topic_arguments`. Raises InvalidTopicName, NamespaceNotFound."""
+async def named_partitions(store: MetadataStore, options: argparse.Namespace) -> list[TopicName]:
+    """Those of `add_topic_arguments`. Raises InvalidTopicName, InvalidRequest, NamespaceNotFound,
+    TopicNotFound."""
     if options.topic:
-        return [TopicName.parse(options.topic)]
-    return await topics_of(store, NamespaceName.parse(options.namespace))
+        names = [TopicName.parse(options.topic)]
+    else:
+        names = await topics_of(store, NamespaceName.parse(options.namespace))
+    return [partition for name in names for partition in await partitions_of(store, name)]
 
 
 def session_settings(options: argparse.Namespace, prefix: str) -> SessionSettings:

@@ -4,7 +4,8 @@ Owns: `TopicStreamWriter`. Imports: pyspark, pyarrow, magnetar.client, batch_com
 Invariants: tasks publish in transactions of their own attempts; which of them make the micro-batch is
 a durable decision on a topic of the query's own before the first of them is committed; a driver that
 another one follows can make no decision any more (its producer is fenced), nor does it after it has
-read the other's; so a micro-batch that is taken again publishes nothing a second time; what is decided is not aborted.
+read the other's; so a micro-batch that is taken again publishes nothing a second time; what is
+decided is not aborted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from magnetar.client import Client, Consumer, Message, Producer
 from magnetar.client.failures import TransactionAborted
 from magnetar.errors import CorruptData, InvalidRequest
-from magnetar_jobs.batch_commits import Decision, Verdict, judge
+from magnetar_jobs.batch_commits import Decision, is_decided
 from magnetar_jobs.topic_options import NAME
 from magnetar_jobs.topic_writer import (
     Published,
@@ -60,13 +61,14 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
         transactions = transactions_of(messages)
         if not transactions:
             return
-        async with self._options.client() as client, self._decisions(client, messages) as decisions:
+        queries = set(transactions.values())
+        async with self._options.client() as client, self._decisions(client, queries) as decisions:
             last = await decisions.last()
             if last is not None and not last.done:
                 await self._carry_out(client, last)
                 await decisions.add(Decision(last.batch, last.transactions, done=True))
-            if judge(last, batch) is Verdict.REPEATS:
-                await abort_transactions(client, transactions)
+            if is_decided(last, batch):
+                await abort_transactions(client, [*transactions])
                 return
             decided = Decision(batch, tuple(transactions))
             await decisions.add(decided)
@@ -82,22 +84,17 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
         transactions = transactions_of(messages)
         if not transactions:
             return
-        async with self._options.client() as client, self._decisions(client, messages) as decisions:
+        queries = set(transactions.values())
+        async with self._options.client() as client, self._decisions(client, queries) as decisions:
             last = await decisions.last()
             decided = last.transactions if last is not None else ()
             await abort_transactions(client, [txn for txn in transactions if txn not in decided])
 
     @asynccontextmanager
-    async def _decisions(
-        self, client: Client, messages: Sequence[WriterCommitMessage | None]
-    ) -> AsyncIterator[_Decisions]:
-        """Those of the query that has published. First the subscription, which keeps them, then
+    async def _decisions(self, client: Client, queries: set[str]) -> AsyncIterator[_Decisions]:
+        """Those of the one query that has published. First the subscription, which keeps them, then
         the producer, which fences those of other drivers, and only then a look."""
-        (query,) = {
-            message.query
-            for message in messages
-            if isinstance(message, Published) and message.txn is not None
-        }
+        (query,) = queries
         topic = f"{self._options.topic}-spark-{query}"
         consumer = await client.subscribe(topic, SUBSCRIPTION, initial_position="Earliest")
         producer = await client.create_producer(topic, access_mode="ExclusiveWithFencing")
@@ -150,5 +147,5 @@ class _Decisions:
             ) from error
 
     async def add(self, decision: Decision) -> None:
-        """It is durable. Raises ProducerFenced if another driver follows."""
+        """It is durable. Raises BrokerRefused (PRODUCER_FENCED) if another driver follows."""
         await self._producer.send(decision.encode())

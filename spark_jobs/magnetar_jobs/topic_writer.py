@@ -154,7 +154,7 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's own
         return asyncio.run(publish(self._options, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        asyncio.run(self._commit(transactions_of(messages)))
+        asyncio.run(self._commit([*transactions_of(messages)]))
 
     async def _commit(self, transactions: Sequence[TxnId]) -> None:
         async with self._options.client() as client:
@@ -169,20 +169,20 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's own
                     ) from error
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        asyncio.run(self._abort(transactions_of(messages)))
+        asyncio.run(self._abort([*transactions_of(messages)]))
 
     async def _abort(self, transactions: Sequence[TxnId]) -> None:
         async with self._options.client() as client:
             await abort_transactions(client, transactions)
 
 
-def transactions_of(messages: Sequence[WriterCommitMessage | None]) -> list[TxnId]:
-    """Those of the attempts that count and have published anything."""
-    return [
-        TxnId(*message.txn)
+def transactions_of(messages: Sequence[WriterCommitMessage | None]) -> dict[TxnId, str]:
+    """Those of the attempts that count and have published anything, and the query of each."""
+    return {
+        TxnId(*message.txn): message.query
         for message in messages
         if isinstance(message, Published) and message.txn is not None
-    ]
+    }
 
 
 async def abort_transactions(client: Client, transactions: Sequence[TxnId]) -> None:

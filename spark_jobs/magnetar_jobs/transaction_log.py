@@ -29,13 +29,13 @@ from magnetar.names import BundleName, TopicName
 from magnetar.storage.manifest import SegmentReference
 from magnetar.storage.volumes.opening import opened_at
 from magnetar.storage.volumes.volume import Volume
-from magnetar_jobs.cluster import bundle_of_topic, partitions_of, roll_owner
+from magnetar_jobs.cluster import bundle_of_topic, roll_owner
 from magnetar_jobs.driver import (
     Done,
     add_arguments,
     add_topic_arguments,
     exit_code,
-    named_topics,
+    named_partitions,
     recorded,
     session_of,
     session_settings,
@@ -246,22 +246,20 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     """One run, recorded. Raises as `recorded`."""
 
     async def work(store: MetadataStore, clock: Clock, publisher: Publisher) -> Done:
-        names = await named_topics(store, options)
-        result = await _compact_all(store, clock, names, options, environment, publisher)
+        topics = await named_partitions(store, options)
+        result = await _compact_all(store, clock, topics, options, environment, publisher)
         return Done(asdict(result), result.message)
 
     return await recorded(options, KIND, SystemClock(), work)
 
 
 async def by_bundle(
-    store: MetadataStore, names: list[TopicName]
+    store: MetadataStore, topics: list[TopicName]
 ) -> dict[BundleName, list[TopicName]]:
-    """The partitions of topics by the bundle that they are in. Raises InvalidRequest,
-    NamespaceNotFound, TopicNotFound."""
+    """Partitions by the bundle that they are in. Raises NamespaceNotFound."""
     found: dict[BundleName, list[TopicName]] = {}
-    for name in names:
-        for partition in await partitions_of(store, name):
-            found.setdefault(await bundle_of_topic(store, partition), []).append(partition)
+    for topic in topics:
+        found.setdefault(await bundle_of_topic(store, topic), []).append(topic)
     return found
 
 
@@ -301,12 +299,12 @@ class Owners:
 async def _compact_all(
     store: MetadataStore,
     clock: Clock,
-    names: list[TopicName],
+    topics: list[TopicName],
     options: argparse.Namespace,
     environment: Mapping[str, str],
     publisher: Publisher,
 ) -> Result:
-    bundles = await by_bundle(store, names)
+    bundles = await by_bundle(store, topics)
     result, settings = Result(), session_settings(options, "transaction-log")
     if not bundles:
         return result

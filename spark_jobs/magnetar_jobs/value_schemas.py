@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -127,11 +128,18 @@ class ValueDecoder:
         number = version if version is not None else self._values.wanted
         found = self._readers.get(number)
         if found is None:
-            written = self._values.versions.get(number)
+            found = self._readers[number] = self._reader(number)
+        return found
+
+    def _reader(self, number: int) -> Read:
+        """Once for each version, also if nothing of it can be read."""
+        written = self._values.versions.get(number)
+        try:
             if written is None:
                 raise NotAColumn("the version is not there any more")
-            found = self._readers[number] = self._type.reader(written)
-        return found
+            return self._type.reader(written)
+        except NotAColumn as error:
+            return _refusing(str(error))
 
     def _passed_over(
         self, batch: pa.RecordBatch, row: int, version: int | None, error: Exception
@@ -146,6 +154,13 @@ class ValueDecoder:
             f"{version if version is not None else 'none'} ({said}); leave such messages out with "
             "option undecodable=skip, or read bytes with value=bytes"
         ) from error
+
+
+def _refusing(reason: str) -> Read:
+    def read(_payload: bytes) -> NoReturn:
+        raise NotAColumn(reason)
+
+    return read
 
 
 def _slices(payloads: pa.Array) -> Iterator[tuple[int, int]]:

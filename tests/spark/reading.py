@@ -152,3 +152,19 @@ def start_python(*arguments: object) -> subprocess.Popen[bytes]:
         env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
         start_new_session=True,
     )
+
+
+def into_files(frame: DataFrame, directory: Path) -> int:
+    """Run the stream until it has all there is now; how many micro-batches had rows."""
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", str(directory / "sink"))
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination()
+        return sum(1 for progress in query.recentProgress if progress["numInputRows"])
+    finally:
+        query.stop()

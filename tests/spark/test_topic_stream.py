@@ -37,6 +37,7 @@ from tests.spark.histories import History
 from tests.spark.reading import (
     SETTINGS,
     given,
+    into_files,
     options_of,
     publish,
     released,
@@ -73,22 +74,6 @@ def stream(spark: SparkSession, server: ServerProcess, topic: str, **options: ob
     spark.dataSource.register(MagnetarDataSource)
     chosen = given(server, topic, rollInterval=0, **options)
     return spark.readStream.format("magnetar").options(**chosen).load()
-
-
-def into_files(frame: DataFrame, directory: Path) -> int:
-    """Run the stream until it has all there is now; how many micro-batches had rows."""
-    query = (
-        frame.writeStream.format("parquet")
-        .option("path", str(directory / "sink"))
-        .option("checkpointLocation", str(directory / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        query.awaitTermination()
-        return sum(1 for progress in query.recentProgress if progress["numInputRows"])
-    finally:
-        query.stop()
 
 
 def in_files(spark: SparkSession, directory: Path) -> list[bytes]:

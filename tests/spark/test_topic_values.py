@@ -15,7 +15,7 @@ from dev.server_process import ServerProcess
 from dev.testbed.rest import Admin
 from magnetar.client import AvroSchema, Client, JsonSchema
 from magnetar_jobs.topic_source import MagnetarDataSource
-from tests.spark.reading import given, load, publish
+from tests.spark.reading import given, into_files, load, publish
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,19 +87,9 @@ def test_a_query_that_was_begun_keeps_its_columns(
     frame = spark.readStream.format("magnetar").options(**options).load().select("value.*")
     batch = load(spark, given(server, topic, value="schema"))
 
-    def run() -> None:
-        query = (
-            frame.writeStream.format("parquet")
-            .option("path", str(tmp_path / "sink"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-
-    run()
+    into_files(frame, tmp_path)
     asyncio.run(send(server, topic, AvroSchema(LaterReading), [LaterReading("b", 2.0, "hall")]))
-    run()
+    into_files(frame, tmp_path)
     assert [row["value"].asDict() for row in batch.orderBy("ledger", "entry").collect()] == [
         {"sensor": "a", "celsius": 1.0},
         {"sensor": "b", "celsius": 2.0},

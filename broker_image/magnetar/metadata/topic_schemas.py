@@ -1,7 +1,7 @@
 """The schemas of a topic, as the metadata store has them.
 
-Owns: what a version is stored as, and reading those of one topic. Imports: keys, records, store, schemas. Invariant: versions come
-out in their order, deletions among them.
+Owns: what a version is stored as, and reading those of one topic. Imports: records, store, schemas.
+Invariant: versions come out in their order, deletions among them.
 """
 
 from __future__ import annotations

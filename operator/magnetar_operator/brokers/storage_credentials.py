@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from magnetar.resources.base import CustomResource
 from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.storage import S3Credentials
 from magnetar_operator import names
 from magnetar_operator.builders.message_storage import (
     credentials_digest,
@@ -49,14 +50,21 @@ async def see_credentials(
     chosen = credentials_of(cluster)
     if chosen is None:
         return SeenCredentials()
-    secret = await world.api.get(SECRET, cluster.namespace, chosen.secret_ref.name)
-    problem = credentials_problem(chosen, secret)
-    if secret is not None and not problem:
+    secret, problem = await read_credentials(world, cluster, chosen)
+    if secret is not None and problem is None:
         return SeenCredentials(credentials_digest(cluster, chosen, secret))
-    await world.events.once(owner, "Warning", Reason.CREDENTIALS_MISSING.value, problem)
-    return SeenCredentials(
-        _known(stateful_set or {}), (Problem(Reason.CREDENTIALS_MISSING, problem),)
-    )
+    assert problem is not None, "a secret that does not exist is one"
+    await world.events.once(owner, "Warning", problem.reason.value, problem.message)
+    return SeenCredentials(_known(stateful_set or {}), (problem,))
+
+
+async def read_credentials(
+    world: World, cluster: BrokerCluster, chosen: S3Credentials
+) -> tuple[Manifest | None, Problem | None]:
+    """Their secret, and why it will not do. Raises KubernetesError."""
+    secret = await world.api.get(SECRET, cluster.namespace, chosen.secret_ref.name)
+    said = credentials_problem(chosen, secret)
+    return secret, Problem(Reason.CREDENTIALS_MISSING, said) if said else None
 
 
 def _known(stateful_set: Manifest) -> str:

@@ -20,7 +20,8 @@ from magnetar.metadata.topic_entries import partition_count
 from magnetar.names import NamespaceName, TopicName
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.data_job import DataJob, JobProgress, Run
-from magnetar_operator.builders.message_storage import credentials_of, credentials_problem
+from magnetar_operator.brokers.storage_credentials import read_credentials
+from magnetar_operator.builders.message_storage import credentials_of
 from magnetar_operator.conditions import Problem, Reason, timestamp, wall_ms_of
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import World, is_paused
@@ -51,7 +52,7 @@ from magnetar_operator.jobs.runs import (
     with_deadline,
 )
 from magnetar_operator.jobs.schedule import Schedule, giving_way, plan_schedule
-from magnetar_operator.kube.kinds import BY_KIND, SECRET
+from magnetar_operator.kube.kinds import BY_KIND
 
 STORE_RETRY_S = 3.0
 READ_TIMEOUT_S = 5.0
@@ -199,9 +200,7 @@ async def _credentials_problem(world: World, cluster: BrokerCluster) -> Problem 
     chosen = credentials_of(cluster)
     if chosen is None:
         return None
-    secret = await world.api.get(SECRET, cluster.namespace, chosen.secret_ref.name)
-    problem = credentials_problem(chosen, secret)
-    return Problem(Reason.CREDENTIALS_MISSING, problem) if problem else None
+    return (await read_credentials(world, cluster, chosen))[1]
 
 
 def _source(job: DataJob) -> tuple[str, str]:

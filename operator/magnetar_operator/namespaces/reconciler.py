@@ -25,7 +25,7 @@ from magnetar.metadata.records import NamespaceRecord, TenantRecord
 from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName, NamespaceName
 from magnetar.resources.topic_namespace import FINALIZER, TopicNamespace
-from magnetar_operator.conditions import Blocked, Finding, Reason, Type, counted
+from magnetar_operator.conditions import Blocked, Finding, Problem, Reason, Type, counted
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import InvalidResource, World, is_paused
 from magnetar_operator.kube.kinds import TOPIC_NAMESPACE
@@ -57,16 +57,6 @@ LOOK_AT_RIVAL_S = 3.0
 LOOK_AT_CLUSTER_S = 30.0
 """A cluster that comes has its namespaces looked at: `see_store`."""
 READ_TIMEOUT_S = 5.0
-OBSTACLES = frozenset(
-    {
-        Reason.CLUSTER_MISSING,
-        Reason.CONFLICT,
-        Reason.NOT_ALLOWED,
-        Reason.STORE_UNAVAILABLE,
-        Reason.TENANT_CONFLICT,
-    }
-)
-"""What may keep a resource from being Ready, and is reported when it begins."""
 READABLE_REMEDY = (
     "grant the operator its role there, or take that namespace out of watchNamespaces or of the "
     "cluster's spec.allowedNamespaces"
@@ -153,10 +143,7 @@ async def _inform(world: World, resource: TopicNamespace, news: Sequence[News]) 
 
 async def _warn(world: World, resource: TopicNamespace, reason: Reason, message: str) -> None:
     """One Event for each obstacle that begins ("" = there is none): the others have ended."""
-    for other in OBSTACLES - {reason}:
-        world.events.forget(resource.metadata.uid, other.value)
-    if message:
-        await world.events.once(resource, "Warning", reason.value, message)
+    await world.events.standing(resource, [Problem(reason, message)] if message else [])
 
 
 async def _write_status(

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData, InvalidRequest
 from magnetar.transactions.ids import TxnId
-from magnetar_jobs.batch_commits import Decision, Verdict, judge
+from magnetar_jobs.batch_commits import Decision, is_decided
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
 
 
 def test_one_attempt_at_each_micro_batch_is_committed() -> None:
     """The first that is decided; one of an older checkpoint is an error."""
-    assert judge(None, 0) is Verdict.DECIDE
+    assert is_decided(None, 0) is False
     last = Decision(4, (TxnId(0, 1),))
-    assert judge(last, 5) is judge(last, 9) is Verdict.DECIDE
-    assert judge(last, 4) is Verdict.REPEATS
+    assert is_decided(last, 5) is is_decided(last, 9) is False
+    assert is_decided(last, 4) is True
     with pytest.raises(InvalidRequest, match="micro-batch 3 comes after 4 was published"):
-        judge(last, 3)
+        is_decided(last, 3)
 
 
 @given(NUMBERS, st.lists(st.builds(TxnId, NUMBERS, NUMBERS), max_size=5), st.booleans())

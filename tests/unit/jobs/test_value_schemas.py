@@ -139,7 +139,7 @@ def test_no_avro_payload_harms_others() -> None:
 
 
 def test_definitions_of_another_kind_are_not_mixed() -> None:
-    """A topic whose schema was deleted and made anew as JSON still has Avro messages."""
+    """A topic whose schema was deleted and made again as JSON still has Avro messages."""
     values = TopicValues.of(TOPIC, history(FIRST, None, NUMBERS))
     rows = batch_of((written({"n": 1}, FIRST), 0), (json.dumps({"n": 2}).encode(), 2))
     with pytest.raises(CorruptData, match="it was written as AVRO"):
