@@ -153,6 +153,8 @@ class _Kind:
     slots: dict[Slot, tuple[Name, ...]] = field(default_factory=dict)
     listed: dict[str, int] = field(default_factory=dict)
     stale_lists: int = 0
+    doubtful: dict[Name, Shown] = field(default_factory=dict)
+    """Objects of before versions began again, which no feed has shown since."""
 
 
 class ObjectCache:
@@ -194,6 +196,7 @@ class ObjectCache:
         ):
             return False
         known.gone.pop(new.name, None)
+        known.doubtful.pop(new.name, None)
         self._store(known, old, new)
         if old is None or old.mark != new.mark:
             self._changed(new, False)
@@ -257,6 +260,9 @@ class ObjectCache:
                 listing.missed += 1
                 self._drop(known, old)
                 self._changed(old, True)
+        for name in [name for name in known.doubtful if listing.namespace in ("", name[0])]:
+            listing.missed += 1
+            self._changed(known.doubtful.pop(name), True)
         # A deletion is remembered until a list has been read that is younger.
         known.gone = {
             name: version for name, version in known.gone.items() if version >= listing.version
@@ -295,8 +301,10 @@ class ObjectCache:
                 del known.slots[slot]
 
     def _forget(self, known: _Kind, namespace: str) -> None:
-        """Versions have begun again: what is known says nothing about what is now."""
+        """Versions have begun again: what is known says nothing about what is now. What the list
+        that follows does not have is gone."""
         for name in [name for name in known.objects if namespace in ("", name[0])]:
+            known.doubtful[name] = known.objects[name]
             self._drop(known, known.objects[name])
         known.gone.clear()
         known.listed.pop(namespace, None)

@@ -141,6 +141,17 @@ def test_an_older_list_is_refused_until_it_insists() -> None:
     assert [item.name[1] for item in heard.cache.all("TopicNamespace")] == ["b"]
 
 
+def test_what_a_restored_api_server_does_not_have_is_reported_gone_once() -> None:
+    """Its versions are lower than those that are known, so none of them can be compared."""
+    heard = Heard()
+    assert heard.list(10, topic_namespace("a", 9), topic_namespace("b", 8))
+    while not heard.list(4, topic_namespace("b", 3)):
+        pass
+    assert heard.news[2:] == [("b", 3, False), ("a", 9, True)]
+    assert heard.list(5, topic_namespace("b", 3))
+    assert len(heard.news) == 4
+
+
 def test_indexes_follow_their_objects() -> None:
     heard = Heard()
     claim = claim_slot(("shop", "main"), "acme", "orders")
