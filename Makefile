@@ -101,7 +101,7 @@ lock: setup ## Resolve the dependencies again, with hashes and without any index
 proto: setup ## Regenerate the protocol's Python from its .proto
 	@$(PY) -m dev.proto
 
-crds: setup ## Regenerate the CRDs from the operator's models
+crds: setup ## Regenerate the CRDs from the custom resources' models
 	@$(PY) -m dev.broker_settings
 	@$(PY) -m dev.crds
 	@$(PY) -m dev.docs

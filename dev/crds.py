@@ -1,6 +1,6 @@
-"""`python -m dev.crds`: write the CustomResourceDefinitions that the operator's models describe.
+"""`python -m dev.crds`: write the CustomResourceDefinitions that the custom resources' models describe.
 
-Owns: `crds/*.yaml` and their copies in the chart. Imports: the operator's models, yaml. Invariant:
+Owns: `crds/*.yaml` and their copies in the chart. Imports: magnetar.resources, yaml. Invariant:
 the files are a function of the models; `--check` (and a test) fails when they differ, and says what
 to run.
 """
@@ -18,7 +18,7 @@ from magnetar.resources.definitions import definitions
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTORIES = (ROOT / "crds", ROOT / "charts" / "magnetar" / "files" / "crds")
-HEADER = "# Generated from operator/magnetar_operator/models by `make crds`; do not edit.\n"
+HEADER = "# Generated from broker_image/magnetar/resources by `make crds`; do not edit.\n"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,7 +1,7 @@
 """The reference of the custom resources and of conditions.
 
 Owns: docs/reference/*.md, made from the resource definitions and the declared reasons. Imports: the
-operator's models and conditions. Invariants: every field has a row with type, default, limits and
+custom resources' models and the operator's conditions. Invariants: every field has a row with type, default, limits and
 description; every rule and every reason has its sentence.
 """
 

@@ -17,13 +17,14 @@ from tests.apiserver.stage import Scene, brokers_of, running_operator, until
 
 pytestmark = pytest.mark.slow
 
+TOPIC = "persistent://public/default/prices"
 SPECS: dict[str, dict[str, Any]] = {
     "BrokerCluster": {},
     "TransactionCoordinator": {"clusterRef": {"name": "main"}},
     "TopicNamespace": {"clusterRef": {"name": "main"}, "tenant": "public", "namespace": "demo"},
     "DataJob": {
         "clusterRef": {"name": "main"},
-        "compaction": {"topic": "persistent://public/default/prices"},
+        "compaction": {"topic": TOPIC},
     },
 }
 
@@ -377,6 +378,31 @@ def test_the_scale_subresource_and_the_columns_work(
     ]
     explained = control_plane.kubectl("explain", "brokercluster.spec.drainTimeoutSeconds")
     assert "transfer its bundles" in explained.stdout
+
+
+@pytest.mark.parametrize(
+    ("spec", "topics"),
+    [
+        ({"compaction": {"topic": TOPIC}}, TOPIC),
+        ({"compaction": {"namespace": "acme/orders"}}, "acme/orders"),
+        (
+            {
+                "type": "TransactionLogCompaction",
+                "transactionLogCompaction": {"namespace": "acme/orders"},
+            },
+            "acme/orders",
+        ),
+        ({"type": "LoadAnalytics"}, ""),
+    ],
+)
+def test_a_list_of_jobs_shows_on_which_topics_each_works(
+    control_plane: ControlPlane, namespace: str, spec: dict[str, Any], topics: str
+) -> None:
+    """A topic, or all of a namespace; nothing where a job is about none."""
+    job = {**manifest("DataJob", "nightly"), "spec": {"clusterRef": {"name": "main"}, **spec}}
+    control_plane.must("POST", path(namespace, "DataJob"), job)
+    head, row = control_plane.kubectl("get", "-n", namespace, "datajobs").stdout.splitlines()
+    assert row[head.index("TOPICS") : head.index("SCHEDULE")].strip() == topics
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

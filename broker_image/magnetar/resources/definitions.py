@@ -97,7 +97,10 @@ NAMINGS = {
         (
             Column("Type", ".spec.type", priority=1),
             Column("Cluster", ".spec.clusterRef.name"),
-            Column("Topic", ".spec.compaction.topic"),
+            Column(
+                "Topics",
+                ".spec['compaction','transactionLogCompaction']['topic','namespace']",
+            ),
             Column("Schedule", ".spec.schedule"),
             Column("State", ".status.state"),
             Column("Phase", ".status.progress.phase"),
