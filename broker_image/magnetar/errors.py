@@ -154,7 +154,7 @@ class OwnedByResource(NotAllowed):
 
 
 class AuthenticationFailed(MagnetarError):
-    """Nobody knows who the peer is: it showed nothing, or something that is wrong or over."""
+    """The peer is not known: it showed no credentials, or wrong or expired ones."""
 
     wire_code, http_status, retry = WireCode.AUTHENTICATION, 401, Retry.NEVER
 
@@ -342,7 +342,7 @@ class TransactionNotFound(MagnetarError):
 
 
 class TransactionCoordinatorNotFound(MagnetarError):
-    """The coordinator of this number is served elsewhere, or by nobody now."""
+    """The coordinator of this number is served elsewhere, or has no holder now."""
 
     wire_code, http_status, retry = (
         WireCode.TRANSACTION_COORDINATOR_NOT_FOUND,
@@ -394,7 +394,7 @@ class StorageFull(StorageError):
 
 
 class RestoreAwaited(StorageError):
-    """The metadata store is empty, or its restore is not finished: nobody joins it before it is."""
+    """The metadata store is empty, or its restore is not finished: no process joins it before that."""
 
 
 class RestoresExhausted(StorageError):

@@ -66,7 +66,7 @@ class Result:
     """What a run did, summed over its topics; `horizon` and `generation` are those of the last
     topic committed.
 
-    `behind` topics have messages of transactions from before the run that nobody could see in time;
+    `behind` topics have messages of transactions from before the run that no reader could see in time;
     the last of them is `complete` up to there.
     """
 
@@ -259,7 +259,7 @@ async def _compact_all(
                 except TopicNotFound:
                     if len(topics) == 1:
                         raise
-                    del rolled[partition]  # nobody has used it yet, or it has gone
+                    del rolled[partition]  # it was never used, or it has gone
         if not rolled:
             return result
         publisher.progress.begin_topics(len(rolled))

@@ -97,7 +97,7 @@ def find_spark(environment: Mapping[str, str]) -> Path:
 
 
 def await_driver(address: str) -> None:
-    """Until the driver takes executors: it plans before it starts Spark. Nobody waits for this
+    """Until the driver takes executors: it plans before it starts Spark. No caller waits for this
     process, which ends with its pod."""
     while True:
         try:

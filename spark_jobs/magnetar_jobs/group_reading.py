@@ -265,7 +265,7 @@ def _rows_of_window(name: str, window: list[_Part], data: memoryview) -> Iterato
 
 
 def _first_damaged(payload: memoryview, offsets: list[int]) -> int | None:
-    """The first entry that fails the checksum its client gave it: nobody has verified the block
+    """The first entry that fails the checksum its client gave it: the block has not been verified
     around these entries.
 
     The only work per row of a scan of log files; written out, because a call per row would double

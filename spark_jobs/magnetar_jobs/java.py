@@ -86,7 +86,7 @@ class _Output:
         reading, self.writing = os.pipe()
         self._tail = b""
         # It ends with the last process that can write. A daemon: none of them outlives this one for
-        # long, and nobody waits for what they say then.
+        # long, and what they say then is not needed.
         self._copying = threading.Thread(
             target=self._copy, args=(reading,), name="java-output", daemon=True
         )

@@ -247,7 +247,7 @@ async def holdings_of(
 
 
 async def _record(store: MetadataStore, bundle: BundleName) -> BundleRecord | None:
-    """The bundle's record; None if nobody has ever had it, in this incarnation of its namespace.
+    """The bundle's record; None if it never had an owner, in this incarnation of its namespace.
     Raises ServiceNotReady if it was split or merged."""
     item = await store.get(keys.bundle(bundle))
     record = BundleRecord.decode(item.value) if item is not None else None
@@ -258,7 +258,7 @@ async def _record(store: MetadataStore, bundle: BundleName) -> BundleRecord | No
     if namespace is not None and bundle in bundles_of(
         bundle.namespace, NamespaceRecord.decode(namespace.value).boundaries
     ):
-        return None  # its namespace was deleted and made again, and nobody has asked for it since
+        return None  # its namespace was deleted and made again, and it was not asked for since
     raise ServiceNotReady(f"bundle {bundle} was split or merged just now; look its topics up again")
 
 
@@ -341,7 +341,7 @@ def complete_position(
     """The last position up to which a job finds every entry, if transactions may have published
     others; None if none may have.
 
-    Raises ServiceNotReady if nobody has said yet.
+    Raises ServiceNotReady while that is unknown.
     """
     pending = [
         source

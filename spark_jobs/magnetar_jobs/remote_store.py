@@ -95,8 +95,8 @@ class RemoteStore:
     `RemoteStore("http://127.0.0.1:8080")`."""
 
     def __init__(self, broker_url: str, token_file: str = "") -> None:
-        """`token_file`: the token of a super user, read for each request ("" = the broker asks
-        nobody who comes)."""
+        """`token_file`: the token of a super user, read for each request ("" = the brokers have
+        no authentication)."""
         self._token_file = token_file
         self._base = f"{broker_url.rstrip('/')}/internal/v1/store"
 

@@ -103,7 +103,7 @@ def spark_settings(settings: SessionSettings, environment: Mapping[str, str]) ->
 
 def _executor_settings(settings: SessionSettings, environment: Mapping[str, str]) -> dict[str, str]:
     """Spark's standalone scheduler without workers: its master is a part of the driver, starts
-    nobody, and takes the executors that come."""
+    no executors, and takes those that come."""
     address, name, secret = (
         _required(environment, variable) for variable in (POD_IP, POD_NAME, SECRET)
     )

@@ -132,7 +132,7 @@ class TopicPlanner:
     async def history(
         self, name: TopicName, after: Position, until: Position = UNBOUNDED
     ) -> History:
-        """What files hold of a partition now. Raises ServiceNotReady if nobody can say yet."""
+        """What files hold of a partition now. Raises ServiceNotReady while that is unknown."""
         bundle = await bundle_of_topic(self.store, name)
         size = self._options.bytes_per_task
         return await history_of(

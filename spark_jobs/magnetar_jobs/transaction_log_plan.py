@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class FileShare:
-    """What a bundle has in a file: the parts that can move, bytes that nobody needs any more, and
+    """What a bundle has in a file: the parts that can move, bytes that are not needed any more, and
     whether anything waits."""
 
     file: LevelZero

@@ -76,7 +76,7 @@ def test_manifests_on_a_standalone_server(alone: Program, tmp_path: Path) -> Non
 
 def test_a_manifest_means_the_same_without_kubernetes(alone: Program, tmp_path: Path) -> None:
     """Every policy, permissions, properties and the tenant; what it does not name stays; owners
-    are shown, and nobody owns anything here."""
+    are shown, and nothing has an owner here."""
     manifest = {
         "apiVersion": "magnetar.io/v1alpha1", "kind": "TopicNamespace", "metadata": {"name": "full"},
         "spec": {
@@ -109,7 +109,7 @@ def test_a_manifest_means_the_same_without_kubernetes(alone: Program, tmp_path: 
     assert found["properties"] == {"team": "blue", "cost": "low"}
 
     assert alone.json("namespaces", "owner", "full/all") == {"owner": "", "owned": []}
-    assert alone.ok("namespaces", "owner", "full/all", "--release") == "nobody owns full/all\n"
+    assert alone.ok("namespaces", "owner", "full/all", "--release") == "full/all has no owner\n"
     assert {row["owner"] for row in alone.json("namespaces", "list")} == {""}
 
 

@@ -48,7 +48,7 @@ CHECKPOINT_BYTES = 4 << 10
 
 @dataclass
 class Life:
-    """One life: `answers` are what left it, in order; `failed` is done, with the reason, once
+    """One incarnation: `answers` are what left it, in order; `failed` is done, with the reason, once
     nothing leaves it any more."""
 
     claim: CoordinatorClaim
@@ -63,7 +63,7 @@ class Life:
             if isinstance(effect, Answer):
                 self.answers.append(effect)
             elif effect.lazy:
-                self.log.hold_back(effect.changes)
+                self.log.defer(effect.changes)
             else:
                 self.log.append(effect.changes, lambda write=effect: self._durable(write))
 
@@ -71,7 +71,7 @@ class Life:
         self.answers += [then for then in write.then if isinstance(then, Answer)]
 
     async def begin(self) -> int:
-        """A transaction that was told of; its sequence."""
+        """A transaction that a client knows; its sequence."""
         self.handle(NewRequested("new", 60_000, "", CLOCK.wall_ms()))
         await self.settled()
         return self.answers.pop().least
@@ -135,16 +135,16 @@ Verdict = Callable[[api.BaseCommand], Refusal | None]
 
 
 class TopicServer:
-    """What a coordinator sees of a broker: it is registered, owns every topic, and is told how
+    """What a coordinator sees of a broker: it is registered, owns every topic, and learns how
     transactions end.
 
-    `verdict` says what it answers; while `silent` it answers nothing. `told` has every END_TXN_ON_*
-    in order. `lookups` are what it refuses the next look-ups with.
+    `verdict` says what it answers; while `silent` it answers nothing. `received` has every
+    END_TXN_ON_* in order. `lookups` are what it refuses the next look-ups with.
     """
 
     def __init__(self, store: MemoryStore, verdict: Verdict = lambda _command: None) -> None:
         self._store, self.verdict, self.silent = store, verdict, False
-        self.told: asyncio.Queue[tuple[str, TxnId, Action]] = asyncio.Queue()
+        self.received: asyncio.Queue[tuple[str, TxnId, Action]] = asyncio.Queue()
         self.low_watermarks: list[int] = []
         self.lookups: list[Refusal] = []
         self._table = ConnectionTable(SETTINGS)
@@ -182,7 +182,7 @@ class TopicServer:
         txn = TxnId(body.txnid_most_bits, body.txnid_least_bits)
         watermark = "txnid_least_bits_of_low_watermark"
         self.low_watermarks.append(getattr(body, watermark) if body.HasField(watermark) else -1)
-        self.told.put_nowait((name, txn, Action(body.txn_action)))
+        self.received.put_nowait((name, txn, Action(body.txn_action)))
         if not self.silent:
             answer = (
                 transactions.end_on_partition_response

@@ -328,8 +328,8 @@ class Broker:
         self.fail(f"log: {error}")
 
     def _lease_lost(self, reason: str) -> None:
-        """The lease only detects: while nobody has fenced us we go on under our claim and register
-        again."""
+        """The lease only detects: until another process fences this one it goes on under its
+        claim and registers again."""
         if self.ready:
             log.warning("broker.lease_lost", incarnation=self.incarnation, reason=reason)
             self._begin_registration()

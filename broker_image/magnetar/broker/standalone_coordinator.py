@@ -76,7 +76,7 @@ class StandaloneCoordinator:
             await life.close()
 
     async def _quiet(self) -> Coordinator | None:
-        """Have nobody begin anything any more; the incarnation that is to be ended."""
+        """Refuse new transactions; the incarnation that is to be ended."""
         self._broker = None
         tasks = [task for task in (self._waking, self._watching) if task is not None]
         self._waking = self._watching = None

@@ -26,7 +26,7 @@ UNUSED: Mapping[str, Any] = {
     "state": "unused",
     "epoch": 0,
     "owner": "",
-    "reason": "nobody has used a topic of it yet",
+    "reason": "no topic of it was used yet",
     "pinned_until_ms": 0,
 }
 CLOCK = SystemClock()
@@ -109,7 +109,7 @@ def owner(
         "broker": broker_of(row["owner"]),
         "service_url": serving["service_url"] if serving is not None else "",
     }
-    where = f"{value['broker']} ({value['service_url'] or 'gone'})" if row["owner"] else "nobody"
+    where = f"{value['broker']} ({value['service_url'] or 'gone'})" if row["owner"] else "no owner"
     session.screen.show(value, lambda: session.screen.line(f"{name}: {row['state']}, {where}"))
 
 

@@ -42,7 +42,7 @@ from magnetar.cli.transactions import transactions
 COMPLETION_VARIABLE = "_MAGNETAR_COMPLETE"
 application = typer.Typer(
     help="Pulsar-compatible messaging whose control plane is Kubernetes.",
-    epilog="Exit codes: 0 done, 1 refused or unhealthy, 2 wrong usage, 3 nobody answers.",
+    epilog="Exit codes: 0 done, 1 refused or unhealthy, 2 wrong usage, 3 no answer.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -170,7 +170,7 @@ def drain(
         bool, typer.Option("--wait/--no-wait", help="Return when it is empty, or at once.")
     ] = True,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="Even if nobody else takes bundles now.")
+        bool, typer.Option("--force", "-f", help="Even if no other broker takes bundles now.")
     ] = False,
     reason: Annotated[
         str, typer.Option("--reason", help="Kept with the cordon; `explain` shows it.")

@@ -38,7 +38,7 @@ def render(screen: Screen, facts: Mapping[str, Any]) -> None:
     """Sentences with small tables between them."""
     _sentences(screen, "", facts["summary"])
     holder = broker_of(facts["record"]["incarnation"]) if facts["record"] is not None else ""
-    _sentences(screen, f"Why {holder or 'nobody'} has it", facts["why"])
+    _sentences(screen, f"Why {holder or 'no broker'} has it", facts["why"])
     if facts.get("by_load"):
         _sentences(screen, "What load does to it", facts["by_load"])
     _chain(screen, facts)
@@ -131,7 +131,7 @@ def _files(screen: Screen, files: Sequence[Mapping[str, Any]]) -> None:
                 row["incarnation"],
                 row["file"],
                 size_text(row["bytes"]),
-                ", ".join(_keepers(row["kept_by"])) or "nobody: it goes soon",
+                ", ".join(_keepers(row["kept_by"])) or "nothing: it goes soon",
             )
             for row in shown
         ],

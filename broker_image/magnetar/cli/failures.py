@@ -13,7 +13,7 @@ from typing import ClassVar
 from magnetar.errors import MagnetarError, NotOwner, ServiceNotReady
 
 OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes: done; refused or unhealthy; wrong usage; nobody answers; Ctrl-C."""
+"""Exit codes: done; refused or unhealthy; wrong usage; no answer; Ctrl-C."""
 
 _SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?i:(?<=bearer )|(?<=token=)|(?<=password=))[^\s&;,]+")
 
@@ -36,7 +36,7 @@ class WrongUsage(CommandFailed):
 
 
 class Unreachable(CommandFailed):
-    """Nobody answers at the addresses given."""
+    """There is no answer at the addresses given."""
 
     exit_code = UNREACHABLE
 

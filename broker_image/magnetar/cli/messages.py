@@ -74,7 +74,7 @@ def run_produce(access: Access, service_url: str, screen: Screen, publishing: Pu
 
 
 async def _reached(service_url: str, work: Callable[[str], Coroutine[Any, Any, int]]) -> int:
-    """`work` with the addresses that answer first, unless nobody listens at all: a client would
+    """`work` with the addresses that answer first, unless none of them accepts connections: a client would
     try for half a minute."""
     answering, failures = [], []
     for endpoint in parse_service_url(service_url):

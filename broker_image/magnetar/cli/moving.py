@@ -76,7 +76,7 @@ def run_unload(session: Session, target: str, destination: str) -> None:
         if rows:
             session.screen.table(
                 ("bundle", "from", "to"),
-                [(row["bundle"], row["from"], row["to"] or "nobody") for row in rows],
+                [(row["bundle"], row["from"], row["to"] or "no broker") for row in rows],
             )
             if destination:
                 session.screen.line(
@@ -84,7 +84,7 @@ def run_unload(session: Session, target: str, destination: str) -> None:
                     "`magnetar bundles unpin` ends it"
                 )
         else:
-            session.screen.line(f"{name}: nobody serves any of it, there is nothing to move")
+            session.screen.line(f"{name}: no broker serves any of it, there is nothing to move")
 
     session.screen.show(value, render)
 

@@ -106,7 +106,7 @@ def owner(
     release: Annotated[
         bool,
         typer.Option(
-            "--release", help="Nobody owns it any more. A resource that lives takes it again."
+            "--release", help="It has no owner any more. A resource that exists takes it again."
         ),
     ] = False,
 ) -> None:
@@ -119,7 +119,7 @@ def owner(
         text = (
             f"{found['owner']} owns {name} and sets {fields}"
             if found["owner"]
-            else f"nobody owns {name}"
+            else f"{name} has no owner"
         )
         session.screen.show(found, lambda: session.screen.line(text))
         return

@@ -77,7 +77,7 @@ def run_replace(
         where = (
             f"to {', '.join(others)}"
             if others
-            else "to nobody: they are served again when it is back"
+            else "to no other broker: they are served again when it is back"
         )
         sentence = (
             f"{pod} would hand {bundles} bundles over {where}; then its pod is deleted and comes "

@@ -125,7 +125,7 @@ class JsonSchema(Schema[T]):
 
 
 def reason_of(failure: Any) -> str:
-    """The first complaint, without the value: payloads are nobody's but the application's."""
+    """The first complaint, without the value: payloads are the application's alone."""
     first = failure.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(str(part) for part in first['loc']) or 'payload'}: {first['msg']}"
 

@@ -119,8 +119,8 @@ class IntentWriter:
         return written, result.manifest
 
     async def _newer(self, bundle: BundleName, edit: Edit) -> Manifest | None:
-        """The manifest, if what the plan was made from has changed in it; None also if nobody
-        can tell now."""
+        """The manifest, if what the plan was made from has changed in it; None also if that
+        is unknown now."""
         try:
             manifest, _, _ = await load_manifest(self.store, self.volume, bundle)
         except (StoreError, StorageError) as error:
@@ -129,7 +129,7 @@ class IntentWriter:
         return manifest if edit(manifest) is None else None
 
     async def _abandon(self, bundle: BundleName, intent: str) -> None:
-        """The intent first: from then on nobody can commit these files, and only then may they go.
+        """The intent first: from then on no job can commit these files, and only then may they go.
 
         If it is not there a commit of ours may have removed it: the files are listed, or the
         collector's.

@@ -189,7 +189,7 @@ def _raw(text: str | bytes) -> bytes:
 
 
 def _examine_sealed(parsed: Entry) -> Examined:
-    """An encrypted batch is one message under its entry's key; without one nobody can tell what
+    """An encrypted batch is one message under its entry's key; without one it is unknown what
     is inside, so it stays."""
     key = key_of(parsed.metadata)
     return (

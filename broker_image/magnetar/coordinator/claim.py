@@ -80,7 +80,7 @@ class CoordinatorClaim:
         )
 
     async def acquire(self, lease: int) -> None:
-        """Take the number as soon as nobody holds it. Raises StoreError."""
+        """Take the number as soon as it has no holder. Raises StoreError."""
         while True:
             found = await self._store.range(keys.coordinator_claim(self.tcid))
             held = _exact(found.items, keys.coordinator_claim(self.tcid))
@@ -264,7 +264,7 @@ class CoordinatorClaim:
             if item is None or current is None or current.incarnation != self._identity.incarnation:
                 raise Fenced(
                     f"transaction coordinator {self.tcid} has another holder: "
-                    f"{current.incarnation if current else 'nobody'}"
+                    f"{current.incarnation if current else 'none'}"
                 )
             # A write of ours may have been carried out although its answer was lost.
             self.record, self._revision = current, item.mod_revision

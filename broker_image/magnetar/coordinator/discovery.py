@@ -54,8 +54,8 @@ class CoordinatorDiscovery:
         return await self._holder(topic.partition)
 
     async def _holder(self, tcid: int) -> CoordinatorClaimRecord | None:
-        """The holder of a number, or of the first one if that number is not announced and nobody
-        holds it any more; None if none is announced."""
+        """The holder of a number, or of the first one if that number is not announced and has no
+        holder any more; None if none is announced."""
         deadline = self._clock.monotonic() + self._settings.park_timeout_s
         while True:
             present = await self._store.range(keys.COORDINATOR_PRESENCE)
@@ -76,7 +76,7 @@ class CoordinatorDiscovery:
                 raise ServiceNotReady(
                     f"transaction coordinator {tcid} of {announced} is not there; look at its pod "
                     "and at kubectl get transactioncoordinators "
-                    "(Failed to acquire ownership: nobody holds its number)"
+                    "(Failed to acquire ownership: its number has no holder)"
                 )
 
     async def _changed(self, revision: int, seconds: float) -> bool:
@@ -97,6 +97,6 @@ class CoordinatorDiscovery:
 
 
 async def withdraw(store: MetadataStore) -> None:
-    """A server that has no coordinator leads nobody to the one that it had. Raises StoreError."""
+    """A server that has no coordinator leads no client to the one that it had. Raises StoreError."""
     if await store.get(keys.COORDINATOR_SET) is not None:
         await store.transact([], [Delete(keys.COORDINATOR_SET)])

@@ -251,7 +251,7 @@ class Coordinator:
 
     def _end(self, reason: str) -> None:
         self._take(Event.ENDED)
-        self.metrics.life_ended()
+        self.metrics.incarnation_ended()
         for (
             admission
         ) in self._listeners_open:  # or a client that comes back at once would get no answer
@@ -301,7 +301,7 @@ class Coordinator:
         self._take(Event.CLOSED)
         await self._quiet()
         await self._end_log()
-        self.metrics.life_ended()
+        self.metrics.incarnation_ended()
         for admission in self._listeners_open:
             admission.close()
         self._connections.close()

@@ -168,9 +168,9 @@ class CoordinatorMetrics:
             return Minute([0] * len(BUCKETS))
         return self._execution_ms.read(self._clock.monotonic())
 
-    def life_ended(self) -> None:
-        """What was true of an incarnation is true of none now: nothing is held, and nobody knows
-        here what is open."""
+    def incarnation_ended(self) -> None:
+        """What was true of an incarnation is true of none now: nothing is held, and what is open
+        is not known here."""
         for gauge in (self.held, self.epoch, self.open_transactions, self.oldest_transaction_s):
             gauge.set(0)
 

@@ -212,7 +212,7 @@ class WireParticipants:
         items = (await self._store.range(keys.INCARNATIONS)).items
         urls = sorted(IncarnationRecord.decode(item.value).service_url for item in items)
         if not urls:
-            raise ServiceNotReady("no broker is registered: nobody can be asked about topics")
+            raise ServiceNotReady("no broker is registered that could be asked about topics")
         url = urls[int(self._clock.uniform(0, len(urls))) % len(urls)]
         if self._pool is None:
             self._pool = Pool(self._network, url, self._credentials, self._timeout_s)

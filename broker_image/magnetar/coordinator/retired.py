@@ -108,7 +108,7 @@ class RetiredNumbers:
             revision, record = await self.check(tcid)
             if held is None or held.revision != revision:
                 held = _Read(revision, await self._recovered(tcid, record), elapsed_ms(self._clock))
-            # nobody ticks it
+            # its clock does not run by itself
             held.core.forget(held.core.seen_ms + elapsed_ms(self._clock) - held.read_ms)
             self._read[tcid] = held  # the last one that was used
             if len(self._read) > READ_MAX:

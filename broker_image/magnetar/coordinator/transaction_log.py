@@ -143,8 +143,8 @@ class TransactionLog:
         flushed."""
         self._writer.when_at_most(pending_bytes, go_on)
 
-    def hold_back(self, changes: Sequence[Change]) -> None:
-        """Append these with whatever is appended next: nobody waits for them."""
+    def defer(self, changes: Sequence[Change]) -> None:
+        """Append these with the next ones: no caller waits for them."""
         self._deferred += changes
 
     def append(self, changes: Sequence[Change], on_durable: Callable[[], object] | None) -> None:

@@ -196,7 +196,7 @@ class Transactions:
             if not isinstance(effect, Write):
                 self._happen(effect)
             elif effect.lazy:
-                self._log.hold_back(effect.changes)
+                self._log.defer(effect.changes)
             else:
                 self._log.append(effect.changes, _after(self._durable, effect.then))
         self._metrics.open_transactions.set(self._core.live)

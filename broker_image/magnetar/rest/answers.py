@@ -106,7 +106,7 @@ async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _leave(_request: Request, _error: Exception) -> Response:
-    """The client has left before its body was whole: nobody reads this."""
+    """The client has left before its body was whole, and does not read this."""
     return Response(status_code=400)
 
 

@@ -149,7 +149,7 @@ def _check(document: SecurityDocument) -> None:
     ways = (document.token, document.client_certificates, document.users_file)
     if not (any(ways) or document.anonymous_role):
         raise InvalidRequest(
-            "security: authentication has neither token, tls, basic nor anonymousRole: nobody "
+            "security: authentication has neither token, tls, basic nor anonymousRole: no client "
             "could connect; set one of them"
         )
 

@@ -93,7 +93,7 @@ class InboundBuffer:
         return not self._consumed and before > 0 and self._begun - before < bytes_min
 
     def excuse(self) -> None:
-        """Nothing was read for a while: the next `trickles` judges nobody."""
+        """Nothing was read for a while: the next `trickles` judges no peer."""
         self._begun = -1
 
     def give_back(self) -> None:

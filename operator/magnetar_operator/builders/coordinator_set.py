@@ -148,7 +148,7 @@ def _config(resource: TransactionCoordinator) -> Manifest:
 
 def _budget(resource: TransactionCoordinator) -> Manifest:
     """A node drain takes one coordinator at a time, and may always take one that is not ready:
-    it serves nobody."""
+    it serves no client."""
     budget = _object(
         "policy/v1", "PodDisruptionBudget", resource, names.coordinator_set(resource.name)
     )

@@ -12,7 +12,7 @@ from magnetar_operator.builders.object import Manifest, cluster_object
 
 def disruption_budget(cluster: BrokerCluster) -> Manifest:
     """A node drain takes one broker at a time, and may always take one that is not ready: it
-    serves nobody."""
+    serves no client."""
     budget = cluster_object(
         "policy/v1", "PodDisruptionBudget", cluster, names.broker_set(cluster.name), names.BROKER
     )

@@ -115,11 +115,11 @@ async def _is_held(world: World, cluster: BrokerCluster, gone: Key) -> bool:
 async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
     """False if the record has changed or a coordinator holds a number. Raises NotLeading,
     StoreError, TimeoutError."""
-    nobody = [
+    unclaimed = [
         Compare(keys.coordinator_claim(tcid), "create", "=", 0) for tcid in range(COORDINATORS_MAX)
     ]
     unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", state.set_revision)
-    return await store.write((unchanged, *nobody), (Delete(keys.COORDINATOR_SET),))
+    return await store.write((unchanged, *unclaimed), (Delete(keys.COORDINATOR_SET),))
 
 
 async def orphans(world: World) -> list[Key]:

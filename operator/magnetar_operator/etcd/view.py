@@ -5,7 +5,7 @@ Imports: pods.pods, conditions, etcd siblings, builders, resources. Pure. Invari
 kubelet has not written yet are absent, not errors; the same view gives the same status, and sizes
 in it change only with a tenth of themselves, so that a steady state writes none; clients are given
 other endpoints only while etcd is as wanted; a new image of the start container alone restarts
-nobody.
+no member.
 """
 
 from __future__ import annotations

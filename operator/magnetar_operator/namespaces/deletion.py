@@ -2,7 +2,7 @@
 
 Owns: when a namespace counts as empty, and the end of the finalizer. Imports: world, stores,
 namespaces.record, magnetar.metadata. Invariants: a namespace that holds anything, or whose contents
-nobody can say so, is never deleted; the finalizer ends after a bounded time whatever happens, and
+are unknown, is never deleted; the finalizer ends after a bounded time whatever happens, and
 at once where the cluster is gone or a person says so; that holds as well for a resource that cannot
 be read, or whose cluster cannot.
 """

@@ -161,7 +161,7 @@ class RecordView:
             elif key not in self._records:
                 self._report(key, old, None, ours=False)
         for key, new in self._records.items():
-            if not first or key in before:  # what nobody has asked for yet surprises nobody
+            if not first or key in before:  # what was never asked for is no news
                 self._report(key, before.get(key), new, ours=False)
 
     def _take(self, event: Event) -> None:

@@ -44,7 +44,7 @@ from magnetar.storage.turns import Turns
 HEALTH_S = 10.0
 """A round trip takes milliseconds; a disk or a store that is slow may hold it up for a moment."""
 BUNDLE_S = 5.0
-"""How long a check waits for the bundle of its topic, which nobody had, or which is on its way
+"""How long a check waits for the bundle of its topic, which had no owner, or which is on its way
 here."""
 LEADER_S, LEADER_LOOK_S = 30.0, 0.1
 """How long a question for the leader waits for one, and how often it looks: the end of a lease

@@ -38,7 +38,7 @@ def sum_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     count = 0
     for one in stats:
         if "msgRateIn" not in one:
-            continue  # a partition that nobody has used
+            continue  # a partition that was never used
         count += 1
         _add(total, one, {"averageMsgSize", *PLACES})
         size = one["averageMsgSize"] - total.get("averageMsgSize", 0.0)

@@ -77,8 +77,8 @@ class Topics:
             )
 
     async def _existing(self, topic: TopicName) -> TopicHost | None:
-        """The topic as served here, None if it is not there: a partition that nobody has used
-        yet is not created. Raises NotOwner."""
+        """The topic as served here, None if it is not there: a partition that was never used
+        is not created. Raises NotOwner."""
         await self._site.served_here(topic)
         owned = await self._site.broker.ownership.serving_topic(topic)
         return await owned.topic(topic, create=False) if topic.persistent else owned.held(topic)
@@ -146,7 +146,7 @@ class Topics:
             except NotOwner as error:
                 if not error.http_url:
                     raise
-                with contextlib.suppress(TopicNotFound):  # nobody uses this partition
+                with contextlib.suppress(TopicNotFound):  # this partition is not in use
                     stats = await ask_peer(
                         self._site.broker.context, error.http_url, "GET", part, "/stats"
                     )
@@ -158,7 +158,7 @@ class Topics:
 
     async def _delete_each(self, parts: list[TopicName], force: bool) -> None:
         for part in parts:
-            with contextlib.suppress(TopicNotFound):  # nobody uses this partition
+            with contextlib.suppress(TopicNotFound):  # this partition is not in use
                 await self.delete_anywhere(part, force)
 
     async def delete_anywhere(self, topic: TopicName, force: bool) -> None:
@@ -213,7 +213,7 @@ class Topics:
             try:
                 return await self.stats(part, wanted)
             except TopicNotFound:
-                return sum_stats(())  # nobody has used this partition yet
+                return sum_stats(())  # this partition was never used
 
         asked = (
             f"/stats?excludePublishers={str(not wanted.publishers).lower()}"
@@ -333,7 +333,7 @@ class Topics:
         await self._site.on_each(topic, act, "PUT", "/compaction")
 
     async def _part(self, topic: TopicName, part: TopicName) -> TopicHost | None:
-        """A topic, or a partition of it; None if nobody has used this partition yet. Raises
+        """A topic, or a partition of it; None if this partition was never used. Raises
         TopicNotFound, NotOwner."""
         try:
             return await self._site.host(part)

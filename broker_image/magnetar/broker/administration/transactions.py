@@ -110,8 +110,8 @@ class TransactionFacts:
         return found
 
     async def transaction_for(self, txn: TxnId, principal: Principal | None) -> dict[str, Any]:
-        """As `transaction`, for a super user, or for the role that began it; None: nobody is asked
-        who they are. Raises NotAuthorizedByRole for all others, whether it is there or not."""
+        """As `transaction`, for a super user, or for the role that began it; None: the server has
+        no authentication. Raises NotAuthorizedByRole for all others, whether it is there or not."""
         guard, found = self._site.broker.guard, None
         # a standalone server's coordinator is not started for a role that may see nothing of it
         claim = await self._site.broker.context.store.get(keys.coordinator_claim(txn.most))
@@ -251,7 +251,7 @@ class TransactionFacts:
     # --- processes of their own -------------------------------------------------------------------
 
     async def _holders(self) -> dict[int, CoordinatorClaimRecord]:
-        """Who holds which number. Raises ServiceNotReady if nobody holds one."""
+        """Who holds which number. Raises ServiceNotReady if there is no holder."""
         items = (await self._site.broker.context.store.range(keys.COORDINATOR_CLAIMS)).items
         if not items:
             raise ServiceNotReady(NO_COORDINATOR)
@@ -266,7 +266,7 @@ class TransactionFacts:
         """Those that are announced to clients, that are held without (any more), or that have left
         transactions open.
 
-        Raises ServiceNotReady if nobody holds one.
+        Raises ServiceNotReady if there is no holder.
         """
         store = self._site.broker.context.store
         item = await store.get(keys.COORDINATOR_SET)
@@ -283,7 +283,7 @@ class TransactionFacts:
         return sorted({*range(announced), *await self._holders(), *left})
 
     async def _ask(self, tcid: int, method: str, suffix: str) -> Any:
-        """What the holder of a number answers, or the first one if nobody holds it."""
+        """What the holder of a number answers, or the first one if it has none."""
         if tcid < 0:
             raise TransactionNotFound(f"coordinator {tcid}: numbers begin with 0")
         holders = await self._holders()

@@ -83,7 +83,7 @@ class SchemaCommands:
         return b""
 
     async def check_consumer(self, topic: TopicHost, wire: api.Schema | None) -> None:
-        """Whether a consumer's schema reads what the topic has; a topic that nobody has used gets
+        """Whether a consumer's schema reads what the topic has; a topic that was never used gets
         it. Raises IncompatibleSchema, NotAllowed, StoreError."""
         schema = schema_of(wire)
         if schema is None or schema.type is SchemaType.AUTO_CONSUME:

@@ -2,7 +2,7 @@
 
 Owns: `EarlyCloses`. Imports: nothing. The Go client (0.19) registers a consumer or producer after it
 has read the answer to SUBSCRIBE or PRODUCER; a close that arrives in between is dropped, and the
-client waits for messages or receipts that nobody sends. Its first FLOW or SEND proves that the
+client waits for messages or receipts that never come. Its first FLOW or SEND proves that the
 session is registered: the close is sent again then. Invariant: each close is repeated once at most;
 memory is bounded.
 """

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 class AwaitedReturn:
-    """`over` is called when nobody has come in time."""
+    """`over` is called when the client has not come in time."""
 
     __slots__ = ("_over", "_timer")
 

@@ -1,7 +1,7 @@
 """Runs on their way to stable storage.
 
 Owns: `PublishedRun`, and `CountedRun`, which also counts latency and sizes.
-Imports: ports, publish_histogram. Invariant: what nobody has asked to be counted costs nothing: a
+Imports: ports, publish_histogram. Invariant: what is not to be counted costs nothing: a
 topic makes the one or the other for as long as it is served.
 """
 
