@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dev.kube.binaries import entry
 from dev.kube.paths import cache_directory
-from dev.kube.report import CommandFailed, run_with_progress, say
+from dev.kube.report import FETCH_ATTEMPTS, CommandFailed, run_with_progress, say
 
 VERSION = "4.0.8"  # the newest whose complete distribution is published as a Maven artifact
 ARTIFACT = f"org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
@@ -82,7 +82,9 @@ def _download(cache: Path) -> None:
             f"-Dartifact={ARTIFACT}",
             f"-DoutputDirectory={archive_directory}",
         ]
-        run_with_progress(copy, lambda _: f"downloading {DOWNLOAD_MEGABYTES} MB")
+        run_with_progress(
+            copy, lambda _: f"downloading {DOWNLOAD_MEGABYTES} MB", attempts=FETCH_ATTEMPTS
+        )
         (archive,) = archive_directory.glob("*.tar.gz")
         unpack: list[str | Path] = [
             "tar",

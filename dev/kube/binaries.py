@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dev.kube.paths import MODULES, Paths
-from dev.kube.report import run_quietly, run_with_progress, say
+from dev.kube.report import FETCH_ATTEMPTS, run_quietly, run_with_progress, say
 from dev.kube.versions import PROGRAMS, Program, stamps
 
 
@@ -100,6 +100,7 @@ def _count_stale(module: str, programs: Sequence[Program]) -> int:
             lambda _: "programs: fetching sources",
             cwd=MODULES / module,
             environment=_go_environment(),
+            attempts=FETCH_ATTEMPTS,
         )
         return answer.read().count("stale")
 

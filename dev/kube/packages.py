@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 
-from dev.kube.report import run_with_progress, say
+from dev.kube.report import FETCH_ATTEMPTS, run_with_progress, say
 
 NEEDED = (
     "containerd", "runc", "containernetworking-plugins", "buildah", "iptables", "conntrack", "debootstrap", "openssl",
@@ -33,9 +33,11 @@ def install() -> None:
     if absent := missing():
         say(f"installing {' '.join(absent)}")
         apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet=2"]
-        run_with_progress([*apt, "update"], lambda _: "apt-get update")
+        run_with_progress([*apt, "update"], lambda _: "apt-get update", attempts=FETCH_ATTEMPTS)
         command = [*apt, "install", "--yes", "--no-install-recommends", *absent]
-        run_with_progress(command, lambda lines: f"apt-get install: {lines} lines")
+        run_with_progress(
+            command, lambda lines: f"apt-get install: {lines} lines", attempts=FETCH_ATTEMPTS
+        )
     for module in MODULES:
         # built into many kernels; preflight has checked
         subprocess.run(["modprobe", module], capture_output=True)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 PROGRESS_INTERVAL_SECONDS = 8.0
 KEPT_LINES_MAX = 40
+FETCH_ATTEMPTS = 3
+"""Of a command that fetches from a network, and goes on where it was: networks fail for moments."""
 
 
 class CommandFailed(RuntimeError):
@@ -97,9 +99,27 @@ def run_with_progress(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     echo: bool = False,
+    attempts: int = 1,
 ) -> list[str]:
     """Run a long command; every few seconds say `describe(lines so far)` and the time it has
-    taken."""
+    taken. One that fails is run again, `attempts` times in all. Raises CommandFailed."""
+    while True:
+        try:
+            return _run_once(argv, describe, cwd, environment, echo)
+        except CommandFailed as error:
+            attempts -= 1
+            if not attempts:
+                raise
+            say(f"{error}\n  it is tried again, {attempts} more at most")
+
+
+def _run_once(
+    argv: Sequence[str | Path],
+    describe: Callable[[int], str],
+    cwd: Path | None,
+    environment: Mapping[str, str] | None,
+    echo: bool,
+) -> list[str]:
     process = subprocess.Popen(
         [str(part) for part in argv],
         cwd=cwd,

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dev.kube.binaries import entry
 from dev.kube.paths import cache_directory
-from dev.kube.report import CommandFailed, run_with_progress, say
+from dev.kube.report import FETCH_ATTEMPTS, CommandFailed, run_with_progress, say
 
 HERE = Path(__file__).parent
 JAVA, GO, ADMIN = HERE / "java", HERE / "go", HERE / "java_admin"
@@ -91,6 +91,7 @@ def _fetch_libraries(project: Path) -> Callable[[Path], None]:
         run_with_progress(
             [str(part) for part in copy],
             lambda lines: f"{project.name}: fetching libraries ({lines} lines of Maven)",
+            attempts=FETCH_ATTEMPTS,
         )
 
     return fill
@@ -180,6 +181,7 @@ def build_go(sources: Path, program: Path) -> None:
         lambda lines: f"Go client: {lines} packages fetched or compiled (350 or so)",
         cwd=sources,
         environment=environment,
+        attempts=FETCH_ATTEMPTS,
     )
 
 

@@ -4,10 +4,11 @@ has left is no failure, bugs are not hidden."""
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from dev.kube.report import CommandFailed, exit_code
+from dev.kube.report import CommandFailed, exit_code, run_with_progress
 
 
 def failing(error: BaseException) -> int:
@@ -45,3 +46,19 @@ def test_anything_else_is_a_bug_and_seen_as_one() -> None:
     assert exit_code(lambda: 3, (CommandFailed,)) == 3
     with pytest.raises(ValueError, match="bug"):
         exit_code(lambda: failing(ValueError("bug")), (CommandFailed,))
+
+
+@pytest.mark.parametrize(("failures", "ends_well"), [(0, True), (2, True), (3, False)])
+def test_a_command_that_fetches_outlives_failures_of_the_network(
+    tmp_path: Path, failures: int, ends_well: bool
+) -> None:
+    """It is run again, a bounded number of times, and its last failure is reported."""
+    ledger = tmp_path / "attempts"
+    script = 'echo x >> "$0"; test $(wc -l < "$0") -gt $1 || { echo no route; exit 1; }'
+    argv = ["sh", "-c", script, ledger, str(failures)]
+    if ends_well:
+        run_with_progress(argv, lambda _: "fetching", attempts=3)
+    else:
+        with pytest.raises(CommandFailed, match="no route"):
+            run_with_progress(argv, lambda _: "fetching", attempts=3)
+    assert len(ledger.read_text().split()) == min(failures + 1, 3)
