@@ -1,4 +1,4 @@
-"""`python -m dev.crds`: write the CustomResourceDefinitions that the custom resources' models describe.
+"""`python -m dev.crds`: write the CustomResourceDefinitions that the resources' models describe.
 
 Owns: `crds/*.yaml` and their copies in the chart. Imports: magnetar.resources, yaml. Invariant:
 the files are a function of the models; `--check` (and a test) fails when they differ, and says what

@@ -49,10 +49,10 @@ class ServerProcess:
         open_files: int | None = None,
         program: Sequence[str] = ("magnetar",),
     ) -> None:
-        """`advertise`: the host that clients of a broker are told, if something stands between them
+        """`advertise`: the host that the broker advertises, if something stands between its clients
         and its ports.
 
-        `listener`: a host that clients of the broker's listener `external` are told. `open_files`:
+        `listener`: the host that the broker advertises for its listener `external`. `open_files`:
         the process's hard limit of them. `program`: the module that is run, and its own arguments.
         """
         self.directory, self.name, self.volume = directory, name, volume

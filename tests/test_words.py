@@ -1,7 +1,8 @@
 """The project writes as its field writes: words that only this project used in their sense.
 
 Owns: the table of such words and what to say instead. Checked over product code (identifiers,
-texts, docstrings and comments), custom resource definitions, the chart, examples and documents.
+texts, docstrings and comments), tools, tests, custom resource definitions, the chart, examples and
+documents.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ PLACES = (
     "broker_image/magnetar",
     "operator/magnetar_operator",
     "spark_jobs/magnetar_jobs",
+    "dev",
+    "tests",
     "crds",
     "charts",
     "docs",
@@ -57,7 +60,11 @@ def _files() -> list[Path]:
     for place in PLACES:
         path = ROOT / place
         found += [path] if path.is_file() else sorted(path.rglob("*"))
-    return [path for path in found if path.suffix in KINDS and "_pb2" not in path.name]
+    return [
+        path
+        for path in found
+        if path.suffix in KINDS and "_pb2" not in path.name and path != Path(__file__)
+    ]
 
 
 def _plain(text: str) -> str:

@@ -394,7 +394,7 @@ class StorageFull(StorageError):
 
 
 class RestoreAwaited(StorageError):
-    """The metadata store is empty, or its restore is not finished: no process joins it before that."""
+    """The metadata store is empty, or its restore is not finished: no process joins it yet."""
 
 
 class RestoresExhausted(StorageError):

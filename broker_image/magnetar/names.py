@@ -112,7 +112,7 @@ class NamespaceName:
 
 
 SYSTEM_NAMESPACE = NamespaceName("pulsar", "system")
-"""What brokers keep for themselves, as Pulsar's do: clients neither set its policies nor delete it."""
+"""What brokers keep for themselves, as Pulsar's do: clients cannot change or delete it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def publishing(
     the tail."""
 
     def run(case: str, server: Target, seconds: float) -> CaseResult:
-        taker = _consumer(server, _topic(case), messages) if consumer else None
+        receiver = _consumer(server, _topic(case), messages) if consumer else None
         connection = _producer(server, _topic(case))
         publisher = Publisher(connection, send_frames(size, messages), messages, per_write, window)
         publisher.run(WARM_S)
@@ -145,7 +145,9 @@ def publishing(
         elapsed, spent = time.perf_counter() - begun, processor_time(server.pid).since(before)
         count = publisher.published - first
         note = (
-            f"consumer has {taker.received / publisher.published:.0%}" if taker is not None else ""
+            f"consumer has {receiver.received / publisher.published:.0%}"
+            if receiver is not None
+            else ""
         )
         publisher.settle()
         return _result(case, size, count, elapsed, spent, publish=publisher.latencies, note=note)
@@ -160,14 +162,14 @@ def paced(rate: int, messages: int, kind: int = 0) -> Callable[[str, Target, flo
     def run(case: str, server: Target, seconds: float) -> CaseResult:
         per_write = max(1, rate // 1000 // messages)
         arrivals: list[float] = []
-        taker = _consumer(server, _topic(case), messages, arrivals, kind)
+        receiver = _consumer(server, _topic(case), messages, arrivals, kind)
         publisher = Publisher(
             _producer(server, _topic(case)), send_frames(KIB, messages), messages, per_write, 0
         )
         writes_per_s = rate / messages / per_write
         publisher.run_paced(writes_per_s, WARM_S)
         publisher.settle()
-        taker.wait(publisher.published)
+        receiver.wait(publisher.published)
         publisher.latencies.clear()
         publisher.writes.clear()
         arrivals.clear()
@@ -176,7 +178,7 @@ def paced(rate: int, messages: int, kind: int = 0) -> Callable[[str, Target, flo
         elapsed, spent = time.perf_counter() - begun, processor_time(server.pid).since(before)
         count = publisher.published - first
         publisher.settle()
-        taker.wait(publisher.published)
+        receiver.wait(publisher.published)
         end_to_end = [
             arrivals[(index + 1) * per_write - 1] - at for index, at in enumerate(publisher.writes)
         ]

@@ -222,11 +222,11 @@ class _Paced:
 
     def __init__(self, port: int, topic: str) -> None:
         self._arrivals: list[float] = []
-        taker, giver = LoadConnection(port), LoadConnection(port)
-        taker.subscribe(topic)
-        self._consumer = Consumer(taker, 1, lambda _index, now: self._arrivals.append(now))
-        giver.producer(topic)
-        self._publisher = Publisher(giver, send_frames(KIB, 1), 1, 1, 0)
+        receiving, sending = LoadConnection(port), LoadConnection(port)
+        receiving.subscribe(topic)
+        self._consumer = Consumer(receiving, 1, lambda _index, now: self._arrivals.append(now))
+        sending.producer(topic)
+        self._publisher = Publisher(sending, send_frames(KIB, 1), 1, 1, 0)
 
     def window(self) -> list[float]:
         """Publish-to-receive of one window, in seconds."""

@@ -319,7 +319,7 @@ async def create_schema(play: Play, options: Options) -> Any:
 
 
 async def disconnect(play: Play, number: int) -> Any:
-    """Drop a connection without a word."""
+    """Drop a connection silently."""
     peer = play.lost(number)
     if peer is None:
         return ABSENT

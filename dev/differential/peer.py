@@ -88,7 +88,7 @@ class Peer:
             self._writer.write(encode_with_body(command, entry))
 
     async def close(self) -> None:
-        """Drop the connection without a word."""
+        """Drop the connection silently."""
         self._task.cancel()
         self._writer.transport.abort()
         await asyncio.gather(self._task, return_exceptions=True)

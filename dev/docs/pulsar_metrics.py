@@ -1,7 +1,7 @@
 """Metrics of Pulsar that are not offered.
 
-Owns: the list, with the reason and what to use in their place. Imports: none. Invariant: a name is offered or
-stands here; a test compares both with what public dashboards ask for.
+Owns: the list, with the reason and what to use instead. Imports: none. Invariant: a name is offered
+or stands here; a test compares both with what public dashboards ask for.
 """
 
 from __future__ import annotations

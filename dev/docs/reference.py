@@ -1,8 +1,8 @@
 """The reference of the custom resources and of conditions.
 
 Owns: docs/reference/*.md, made from the resource definitions and the declared reasons. Imports: the
-custom resources' models and the operator's conditions. Invariants: every field has a row with type, default, limits and
-description; every rule and every reason has its sentence.
+resources' models and the operator's conditions. Invariants: every field has a row with type,
+default, limits and description; every rule and every reason has its sentence.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ class Kind(enum.Enum):
     """What can be wrong."""
 
     ABORTED_READ = "aborted read"
-    """G1a: somebody got a message of a transaction that did not take place."""
+    """G1a: a consumer got a message of a transaction that did not take place."""
     PRECOMMITTED_READ = "precommitted read"
-    """Somebody got a message of a transaction before its commit was asked for."""
+    """A consumer got a message of a transaction before its commit was asked for."""
     LOST_COMMIT = "lost commit"
     """A transaction was committed and nothing of it took place."""
     TORN = "torn transaction"

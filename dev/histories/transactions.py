@@ -2,10 +2,10 @@
 
 Owns: `History` and the records below it: what was begun, sent, acknowledged, asked for, answered
 and received, and what lay in the topics and before the subscriptions in the end. Imports: the
-standard library. Pure: moments are a counter, so whoever records decides the order. Invariants: a
-question is recorded before it is asked, an answer after it has come, and a reception after the
-session that got it has begun; a value is sent once in a history (a client that sends it again does
-so with the same request, not with a new one); an outcome that did not come is none.
+standard library. Pure: moments are a counter, so the recording program decides the order.
+Invariants: a question is recorded before it is asked, an answer after it has come, and a reception
+after the session that got it has begun; a value is sent once in a history (a client that sends it
+again does so with the same request, not with a new one); an outcome that did not come is none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fate(enum.Enum):
 
     COMMITTED = "committed"
     ABORTED = "aborted"
-    """Somebody said so, or nobody ever asked for its commit."""
+    """An answer said so, or nobody ever asked for its commit."""
     UNKNOWN = "unknown"
     """Its commit was asked for, and nobody said what came of it."""
 
@@ -161,7 +161,7 @@ class Stored(NamedTuple):
 
 class History:
     """Everything. Topics are named by their partitions. What lies in `trimmed` topics may be
-    gone once somebody has received it."""
+    gone once a consumer has received it."""
 
     def __init__(self) -> None:
         self._moments = itertools.count()

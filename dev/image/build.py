@@ -54,8 +54,8 @@ def _build(workshop: Workshop, checkout: Path, name: str, target: str) -> None:
 def export(workshop: Workshop, name: str) -> None:
     """Put the image into the layout; only layers it does not have yet are written."""
     started = time.monotonic()
-    # buildah's own push compresses whatever it is told; skopeo does not, and skips layers that are
-    # there.
+    # buildah's own push compresses whatever its options say; skopeo does not, and skips layers
+    # that are there.
     options = ("--quiet", "--dest-oci-accept-uncompressed-layers")
     target = f"oci:{workshop.layout}:{name}"
     run_with_progress(

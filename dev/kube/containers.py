@@ -211,13 +211,13 @@ def _remove_group(directory: Path) -> None:
 
 
 def remove_kubelet_leftovers(paths: Paths) -> None:
-    """What the kubelet writes outside its directory whatever it is told; directories go only
-    when empty."""
+    """What the kubelet writes outside its directory whatever its options say; directories go
+    only when empty."""
     for link in LOG_LINKS.glob("*.log"):
         if link.is_symlink() and str(link.readlink()).startswith(f"{paths.cluster}/"):
             link.unlink()
     for leftover in DEVICE_PLUGINS.glob("kubelet*"):
         leftover.unlink()
     for directory in (LOG_LINKS, DEVICE_PLUGINS, DEVICE_PLUGINS.parent, *FLEX_VOLUMES):
-        with contextlib.suppress(OSError):  # absent, or somebody uses it
+        with contextlib.suppress(OSError):  # absent, or in use
             directory.rmdir()

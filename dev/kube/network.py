@@ -62,7 +62,7 @@ def _remove_plugin_results(paths: Paths) -> None:
         if f"{paths.cluster}/" in result.read_text(errors="replace"):
             result.unlink()
     for directory in (PLUGIN_RESULTS, PLUGIN_RESULTS.parent):
-        with contextlib.suppress(OSError):  # absent, or somebody uses it
+        with contextlib.suppress(OSError):  # absent, or in use
             directory.rmdir()
 
 

@@ -193,7 +193,7 @@ def _oom_capability() -> Row:
     if found and int(found[1], 16) >> CAP_SYS_RESOURCE & 1:
         return Row("CAP_SYS_RESOURCE", State.OK, "present")
     return Row(
-        "CAP_SYS_RESOURCE", State.OK, "absent; containerd is told not to lower oom_score_adj"
+        "CAP_SYS_RESOURCE", State.OK, "absent; containerd is configured not to lower oom_score_adj"
     )
 
 

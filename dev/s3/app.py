@@ -1,7 +1,7 @@
-"""The program of the S3 server: moto behind a door that makes it atomic and, on request, slow and
-unreliable.
+"""The program of the S3 server: moto behind a wrapper that makes it atomic and, on request, slow
+and unreliable.
 
-Owns: that door and its weather. Imports: the standard library, moto, werkzeug: it runs in the
+Owns: that wrapper and its weather. Imports: the standard library, moto, werkzeug: it runs in the
 virtual environment that `server` makes, which holds nothing of ours. Invariants: one request at a
 time reaches moto, whose threads know no compare-and-put; what is injected happens before or behind
 that. POST /-/weather takes a JSON object: latency_ms; the probabilities lost_answer (carried out,

@@ -3,7 +3,7 @@ faults at random, and a history check.
 
 The clients are the official ones of Python, Java and Go, and our own. Owns: the run from the start
 of the cluster to the verdict. Imports: the cluster of the tests with real clients, dev.soak
-siblings. Invariants: exit code 0 only if no promise was broken, every process did what it was told,
+siblings. Invariants: exit code 0 only if no promise was broken, every process did as planned,
 and all bundles were owned within two leases of the last fault; the brokers' logs are kept, with the
 seed, when it is another; everything that was started is stopped.
 """

@@ -47,8 +47,8 @@ PROBE_TIMEOUT_S = 60.0
 OPEN_FILES = 6000
 """That the server may open: fewer than there are connections."""
 ENVIRONMENT = {"MAGNETAR_TAIL_CACHE_BYTES_MAX": str(16 << 20)}
-"""Recent entries are kept in memory on purpose: little, so that what attacks leave can be told
-from them."""
+"""Recent entries are kept in memory on purpose: little, so that what attacks leave can be
+distinguished from them."""
 TURN_S_MAX = 150.0
 """For one attack, its end included."""
 SETTLE_S = 60.0

@@ -1,7 +1,7 @@
 """The official Java and Go clients' part of the traffic.
 
 Owns: `ForeignTraffic`: one producer per topic in a program of each language, and what became of its
-messages, told when it ends. Imports: the drivers of the tests with foreign clients, history,
+messages, reported when it ends. Imports: the drivers of the tests with foreign clients, history,
 traffic.
 """
 

@@ -103,7 +103,7 @@ class TopicHistory:
 
 
 def violations(topics: Iterable[TopicHistory]) -> list[Violation]:
-    """Everything that contradicts what clients were told."""
+    """Everything that contradicts the answers that clients got."""
     return [
         Violation(kind, topic.name, detail) for topic in topics for kind, detail in _judge(topic)
     ]

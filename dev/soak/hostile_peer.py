@@ -68,7 +68,7 @@ ATTACKS: dict[str, Attack] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the process is told."""
+    """The parameters of the process."""
 
     seed: str
     http_urls: list[str]

@@ -10,7 +10,7 @@ from typing import Any
 from dev.testbed.rest import Admin, HasRest
 
 NUM_BUNDLES = 4
-FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+WITHOUT_LIMIT = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 
 
 def create_namespace(server: HasRest, name: str, *, deduplicated: bool, **more: Any) -> None:
@@ -23,7 +23,7 @@ def create_namespace(server: HasRest, name: str, *, deduplicated: bool, **more: 
     """
     policies = {
         "bundles": {"numBundles": NUM_BUNDLES},
-        "retention_policies": FOR_EVER,
+        "retention_policies": WITHOUT_LIMIT,
         "deduplicationEnabled": deduplicated,
         **more,
     }

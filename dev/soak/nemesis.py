@@ -53,7 +53,7 @@ class Fault:
 
 
 class Nemesis:
-    """Hurts `cluster` while somebody calls `round`. `topics`: full names, for moves."""
+    """Hurts `cluster` with each call of `round`. `topics`: full names, for moves."""
 
     def __init__(
         self, cluster: Cluster, topics: list[str], seed: int, only: Collection[str] = ()
@@ -281,7 +281,7 @@ class Nemesis:
         return ("revoked",) * sum(map(bool, leases))
 
     def _compact(self, target: str, chance: random.Random) -> tuple[str, ...]:
-        """All history goes while one broker hears nothing."""
+        """All history goes while one broker receives nothing."""
         gate = self._cluster.gates[target]
         gate.stall()
         time.sleep(chance.uniform(0.5, 2 * LEASE_S))

@@ -224,7 +224,7 @@ class PacedTraffic(ClientThread):
                 subscription.confirmed[where_of_own(received.id)] = time.monotonic()
 
     def _ordinary(self, topic: TopicHistory, data: bytes) -> Message | None:
-        """Which message of the workload this is; None for one of somebody else's."""
+        """Which message of the workload this is; None for one of another client."""
         parts = data.split(None, 2)
         if (
             len(parts) >= 2

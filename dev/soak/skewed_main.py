@@ -46,8 +46,8 @@ class LoopStop:
     cpu_s: float
     """What of it the loop's thread computed; the rest is a busy machine, or blocking I/O."""
     where: list[str]
-    """The stack in the middle of it, innermost last; empty if it was over before somebody
-    looked."""
+    """The stack in the middle of it, innermost last; empty if it was over before it was
+    sampled."""
 
 
 class Skew:

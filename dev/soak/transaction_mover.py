@@ -316,12 +316,12 @@ class Mover:
         coordinators = self._client._coordinators
         try:
             if plan == ASK_TWICE:
-                told = fate_of(
+                fate = fate_of(
                     (await coordinators.commit(txn.id, ASK_AGAIN_S)).refusal, Fate.COMMITTED
                 )
             else:
-                told = fate_of((await coordinators.abort(txn.id)).refusal, Fate.ABORTED)
+                fate = fate_of((await coordinators.abort(txn.id)).refusal, Fate.ABORTED)
         except MagnetarError as error:
             self._shared.counts.trouble.append(f"{record}, asked again: {error}")
             return
-        record.answer(told)
+        record.answer(fate)

@@ -1,4 +1,4 @@
-"""What applications in transactions do, and how their ends are told apart.
+"""What applications in transactions do, and how their ends are distinguished.
 
 Owns: the sources and who consumes them how, what becomes of a transaction, the counts of a run.
 Imports: magnetar's errors and ids of messages, histories.

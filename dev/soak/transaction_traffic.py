@@ -1,5 +1,5 @@
 """Applications that consume, transform and produce in transactions, and the history of what they
-did and were told.
+did and which answers they got.
 
 Owns: `TransactionTraffic`: feeders, movers and watchers of our own client on an event loop in a
 thread, and the last look at everything. Imports: magnetar.client, histories, transaction_mover.

@@ -6,7 +6,7 @@ moves and splits. With `--peer` Apache Pulsar instead, without faults: what the 
 Our client, and the official ones of Java and Go. Owns: the run from the start of the cluster to the
 verdict. Imports: dev.soak siblings, dev.bench (the peer), the cluster of the tests. Invariants:
 exit code 0 only if there is no anomaly, at least so many transactions were begun and so many
-processes killed, and every process did what it was told; logs are kept, with the seed, when it is
+processes killed, and every process did as planned; logs are kept, with the seed, when it is
 another; everything that was started is stopped.
 """
 

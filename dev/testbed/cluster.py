@@ -221,7 +221,7 @@ class Cluster:
 
     @property
     def entry(self) -> str:
-        """The broker that clients are told of, which no test hurts: a client given several tries
+        """The broker that clients are given, which no test hurts: a client given several tries
         a dead one again and again."""
         return next(reversed(self.brokers))
 
@@ -240,15 +240,15 @@ class Cluster:
         return dict(body) if status == 200 else None
 
     def owner(self, topic: str) -> str:
-        """Name of the broker that serves a topic, as `entry` tells."""
+        """Name of the broker that serves a topic, as `entry` reports."""
         url = f"{self.brokers[self.entry].http_url}/lookup/v2/topic/persistent/public/default/{quote(topic)}"
         found: list[tuple[int, Any]] = []
 
-        def told() -> bool:
+        def answered() -> bool:
             found.append(request("GET", url))
             return found[-1][0] != UNAVAILABLE
 
-        wait_for(f"{self.entry} knows who serves {topic}", told)
+        wait_for(f"{self.entry} knows who serves {topic}", answered)
         status, body = found[-1]
         assert status == 200, (status, body)
         return next(

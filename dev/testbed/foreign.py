@@ -241,7 +241,7 @@ class Transaction(_Remote):
 
 
 class Producer(_Remote):
-    """A producer and what it was told when it was made."""
+    """A producer and what the broker said when it was made."""
 
     kind = "producer"
 
@@ -299,8 +299,8 @@ class Stream(_Remote):
     def end(self) -> tuple[int, list[StreamAnswer]]:
         """Send nothing more; how many messages there were, and what became of each, in the order
         in which it was known."""
-        told = self.call("end")
-        return told["sent"], [StreamAnswer.of(answer) for answer in told["answers"]]
+        ended = self.call("end")
+        return ended["sent"], [StreamAnswer.of(answer) for answer in ended["answers"]]
 
 
 def ids(answer: Future[Any]) -> list[Id]:
@@ -391,20 +391,20 @@ class Consumer(_Seekable):
         return [Id.of(answer) for answer in self.call("last_ids")]
 
     def await_active(self, active: bool = True, partition: int = -1) -> None:
-        """Until the client was told that it is (or is no longer) the active consumer."""
-        told = self.call(
+        """Until the client was notified that it is (or is no longer) the active consumer."""
+        notified = self.call(
             "await_active", active=active, partition=partition, timeout_ms=int(RECEIVE_S * 1000)
         )
-        assert told, f"{self.name} was not told active={active}"
+        assert notified, f"{self.name} was not notified: active={active}"
 
     def forget_active(self) -> None:
-        """What the client was told so far does not count for `await_active`."""
+        """Notifications so far do not count for `await_active`."""
         self.call("forget_active")
 
     def await_end(self) -> None:
-        """Until the client was told that the topic has ended."""
+        """Until the client was notified that the topic has ended."""
         assert self.call("await_end", timeout_ms=int(RECEIVE_S * 1000)), (
-            f"{self.name} was not told of the topic's end"
+            f"{self.name} was not notified of the topic's end"
         )
 
 

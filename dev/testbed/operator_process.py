@@ -24,7 +24,7 @@ LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/ma
 
 
 class OperatorProcess:
-    """One operator. Watches all Kubernetes namespaces unless told otherwise."""
+    """One operator. Watches all Kubernetes namespaces by default."""
 
     def __init__(
         self,

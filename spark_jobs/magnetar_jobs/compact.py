@@ -66,8 +66,8 @@ class Result:
     """What a run did, summed over its topics; `horizon` and `generation` are those of the last
     topic committed.
 
-    `behind` topics have messages of transactions from before the run that no reader could see in time;
-    the last of them is `complete` up to there.
+    `behind` topics have messages of transactions from before the run that no reader could see in
+    time; the last of them is `complete` up to there.
     """
 
     topics: int = 0

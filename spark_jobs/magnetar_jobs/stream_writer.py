@@ -141,9 +141,9 @@ class _Decisions:
             return await self._consumer.receive(RECEIVE_S)
         except TimeoutError as error:
             raise CorruptData(
-                f"{NAME}: the last decision on {self._consumer.topic} is gone, so it is unknown what "
-                "this query has published; see that no time to live, quota or hand removes messages "
-                f"of subscription {SUBSCRIPTION}, and begin a query with a new checkpoint"
+                f"{NAME}: the last decision on {self._consumer.topic} is gone, so it is unknown "
+                "what this query has published; see that no time to live, quota or person removes "
+                f"messages of subscription {SUBSCRIPTION}, and begin a query with a new checkpoint"
             ) from error
 
     async def add(self, decision: Decision) -> None:

@@ -25,7 +25,7 @@ async def changed_spec(
     probe: dict[str, Any],
     shows: Callable[[dict[str, Any]], bool],
 ) -> AsyncIterator[None]:
-    """Concurrently `field` of the spec of `kind` has this schema; `shows` tells whether it has, of
+    """Concurrently `field` of the spec of `kind` has this schema; `shows` says whether it has, of
     the answer to a spec `probe`."""
     plural = f"{kind.lower()}s"
     path = f"{DEFINITIONS}/{plural}.magnetar.io"

@@ -267,12 +267,12 @@ class Kubelet:
 
     def _report(self, name: str, pod: dict[str, Any]) -> None:
         sick, known = name in self.sick, pod.get("status", {})
-        told = self.says.get(name, {}) if sick else {}
+        reported = self.says.get(name, {}) if sick else {}
         ready = {"type": "Ready", "status": "False" if sick else "True"}
         wanted = {
-            "phase": told.get("phase", "Running"),
-            "conditions": [ready, *told.get("conditions", [])],
-            "containerStatuses": told.get("containerStatuses", []),
+            "phase": reported.get("phase", "Running"),
+            "conditions": [ready, *reported.get("conditions", [])],
+            "containerStatuses": reported.get("containerStatuses", []),
         }
         shown = {
             "phase": known.get("phase"),

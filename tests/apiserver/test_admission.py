@@ -1,5 +1,5 @@
-"""The chart's admission policies on a real API server: mistakes that take two objects are told
-to the person who makes them."""
+"""The chart's admission policies on a real API server: mistakes that take two objects are
+reported to the person who makes them."""
 
 from __future__ import annotations
 

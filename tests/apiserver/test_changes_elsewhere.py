@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 RESYNC_S = 3600.0
 
 
-async def test_a_resource_that_agrees_with_the_tenants_owner_hears_that_it_wants_something_else(
+async def test_a_resource_that_agrees_with_the_tenants_owner_learns_that_it_wants_something_else(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """And takes over when it wants nothing any more: nobody loses its roles until a resync."""
@@ -110,7 +110,7 @@ async def test_no_coordinator_comes_by_a_record_that_has_changed_since_it_was_re
             if looks < 3:
                 looks += 1
                 early |= await asyncio.to_thread(scene.stateful_set, "tx-coordinator") is not None
-                record = CoordinatorSetRecord(looks, 0, "somebody/else").encode()
+                record = CoordinatorSetRecord(looks, 0, "another/owner").encode()
                 await brokers.store.put(keys.COORDINATOR_SET, record)
             return found
 

@@ -113,7 +113,7 @@ class UninstallCheck:
         )
 
 
-def test_installing_tells_what_to_do_next(chart_plane: ControlPlane) -> None:
+def test_installing_shows_what_to_do_next(chart_plane: ControlPlane) -> None:
     """The notes name the namespaces and objects of this release."""
     notes = install(chart_plane).partition("NOTES:")[2]
     assert f"watching {OPERATOR_NAMESPACE}." in notes

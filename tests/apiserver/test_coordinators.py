@@ -243,7 +243,7 @@ async def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_dele
         assert (known.limit, known.owner) == (2, f"{scene.namespace}/later")
 
 
-async def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_have_gone(
+async def test_clients_learn_of_no_coordinators_once_the_resource_and_the_last_one_have_gone(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Not while one holds its number; also when all of it went without an operator; made again,
@@ -344,7 +344,7 @@ async def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
                 async with running_operator(scene.namespace) as operator:
                     await known_by(brokers, None)
                     await known_by(others, owner)
-                    # nobody collects what the former one owned here: each object is told of once
+                    # nobody collects what the former one owned here: each object is reported once
                     await settled(operator)
                 await brokers.store.put(
                     keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, owner).encode()
@@ -408,10 +408,10 @@ async def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_
         await until("an Event for each", lambda: len(scene.events("Restarting")) == 2)
 
 
-async def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away(
+async def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_unavailable(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """A successor could not take its number, and whoever looks for the number's transactions
+    """A successor could not take its number, and clients that look for the number's transactions
     would find nobody."""
     path = scene.path(PATH, "tx")
 

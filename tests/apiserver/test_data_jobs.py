@@ -153,7 +153,7 @@ def tried(scene: Scene) -> str:
     return str(answer.get("message", ""))
 
 
-async def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(
+async def test_executors_that_a_quota_forbids_are_reported_until_there_is_room(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """There is no pod to look at. They come when there is room."""
@@ -514,10 +514,10 @@ async def test_attempts_are_repeated_by_the_kind_of_their_failure(
         assert jobs.driver(4) is None
 
 
-async def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(
+async def test_a_driver_on_a_lost_node_that_was_asked_to_go_is_deleted_by_force(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """Its pod would stay Running permanently, and with it the attempt; until it is told to go
+    """Its pod would stay Running permanently, and with it the attempt; until it is asked to go
     nobody touches it."""
 
     node = f"node-{scene.namespace}"

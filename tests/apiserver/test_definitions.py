@@ -451,7 +451,7 @@ async def test_an_operator_older_than_the_definitions_goes_on(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """A new field with a default is in every object, and hides none from it; a new policy, which
-    somebody must have set, is told as wrong."""
+    a user must have set, is reported as wrong."""
     novelty: dict[str, Any] = {"type": "string", "default": "on"}
     orders = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders"}
     policy = {**orders, "policies": {"novel": 1}}
@@ -486,10 +486,10 @@ async def test_an_operator_older_than_the_definitions_goes_on(
             scene.merge(scene.path("brokerclusters", "main"), {"spec": {"replicas": 5}})
             await until("more brokers", lambda: scene.replicas() == 5)
             path = scene.path("topicnamespaces", "new")
-            told = await until(
+            reported = await until(
                 "it is reported",
                 lambda: (
                     scene.condition(path).get("reason") == "InvalidSpec" and scene.condition(path)
                 ),
             )
-            assert "spec.policies.novel" in told["message"]
+            assert "spec.policies.novel" in reported["message"]

@@ -45,7 +45,7 @@ def texts(scene: Scene) -> str:
     return json.dumps([scene.plane.must("GET", path) for path in lists])
 
 
-def assert_nothing_is_told(scene: Scene, logged: str, *secrets: dict[str, Any]) -> None:
+def assert_nothing_leaks(scene: Scene, logged: str, *secrets: dict[str, Any]) -> None:
     seen = texts(scene) + logged
     for found in secrets:
         key = found["data"]["tls.key"]
@@ -133,7 +133,7 @@ async def test_secrets_are_made_repaired_and_renewed_and_never_shown(
 
     secrets = await scenario()
     output = capsys.readouterr()
-    assert_nothing_is_told(scene, output.out + output.err, *secrets)
+    assert_nothing_leaks(scene, output.out + output.err, *secrets)
 
 
 async def test_a_cluster_made_again_keeps_its_authority_and_a_lost_one_is_not_replaced_unasked(
@@ -177,8 +177,8 @@ async def test_a_cluster_made_again_keeps_its_authority_and_a_lost_one_is_not_re
 async def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """Missing, malformed, right, and replaced together with etcd's own authority: each is told
-    or taken without a restart."""
+    """Missing, malformed, right, and replaced together with etcd's own authority: each is
+    reported or taken without a restart."""
     guarded = Guarded(tmp_path)
     guarded.server.start()
     external = {
@@ -189,7 +189,7 @@ async def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(
     path = scene.path("brokerclusters", "main")
 
     def data(key: bytes | None = None) -> dict[str, Any]:
-        material = guarded.material("somebody")
+        material = guarded.material("any-user")
         files = {
             "ca.crt": material.authority,
             "tls.crt": material.certificate,
@@ -200,7 +200,7 @@ async def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(
         }
 
     async def seeded() -> None:
-        store = guarded.store("somebody")
+        store = guarded.store("any-user")
         try:
             await store.put(keys.CLUSTER, record)
         finally:
@@ -214,8 +214,8 @@ async def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(
                 "a condition",
                 lambda: scene.condition(path).get("reason") == "EtcdCredentialsMissing",
             )
-            told = scene.condition(path)["message"]
-            assert "secretRef: secret etcd-client does not exist" in told
+            message = scene.condition(path)["message"]
+            assert "secretRef: secret etcd-client does not exist" in message
             scene.plane.must(
                 "POST",
                 scene.core("secrets"),

@@ -45,7 +45,7 @@ class Stage:
             PATIENCE_S,
         )
 
-    async def hand_over(
+    async def fail_over(
         self, leader: OperatorProcess, number: signal.Signals, standby: OperatorProcess
     ) -> float:
         """Send the leader a signal; seconds until the standby leads. The Lease changes hands
@@ -87,9 +87,9 @@ async def test_a_standby_takes_over_whether_the_leader_stops_is_paused_or_dies(
             stage = Stage(control_plane, scene, cluster_etcd)
             await stage.works("orders")
             second = started("second")
-            planned_s = await stage.hand_over(first, signal.SIGTERM, second)
+            planned_s = await stage.fail_over(first, signal.SIGTERM, second)
             third = started("third")
-            paused_s = await stage.hand_over(second, signal.SIGSTOP, third)
+            paused_s = await stage.fail_over(second, signal.SIGSTOP, third)
 
             second.send(signal.SIGCONT)
             await until("the second knows", lambda: "lease.lost" in second.log(), PATIENCE_S)
@@ -99,7 +99,7 @@ async def test_a_standby_takes_over_whether_the_leader_stops_is_paused_or_dies(
             assert term is not None
             assert b"third_" in term.value
 
-            crashed_s = await stage.hand_over(third, signal.SIGKILL, second)
+            crashed_s = await stage.fail_over(third, signal.SIGKILL, second)
             with capsys.disabled():
                 print(
                     f" [planned {planned_s:.2f} s, paused {paused_s:.2f} s, crashed "

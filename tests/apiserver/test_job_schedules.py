@@ -104,7 +104,7 @@ async def test_a_request_and_a_replacement_beside_a_schedule(
 async def test_a_driver_that_waits_for_nothing_does_not_hold_the_next_run_up(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """Its run has succeeded meanwhile, by an attempt that was thought to have failed."""
+    """Its run has succeeded in between, by an attempt that was thought to have failed."""
     async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
         scene.create("BrokerCluster", "main", external(cluster_etcd))
         jobs = Jobs(scene, brokers)

@@ -83,7 +83,7 @@ async def test_addresses_reach_brokers_and_services_follow_the_fleet(
         await quiet(operator)
         assert writes(operator) == before, "a steady state with listeners makes no write either"
 
-        told = len(_told_of_addresses(scene))
+        updates = len(_updates_of_addresses(scene))
         scene.merge(path, {"spec": {"replicas": 3}})
         await until(
             "another broker is wanted",
@@ -95,7 +95,7 @@ async def test_addresses_reach_brokers_and_services_follow_the_fleet(
             config["data"]["main-broker-2"]
             == f"nodes:pulsar://{{host}}:{node_port_of(scene, 'main-broker-2-nodes')}\n"
         )
-        assert len(_told_of_addresses(scene)) == told + 1, (
+        assert len(_updates_of_addresses(scene)) == updates + 1, (
             "written once, before the broker was made, with what it is reached at"
         )
 
@@ -151,8 +151,10 @@ async def test_coordinators_have_addresses_by_the_clusters_listeners(
         ingress = {"status": {"loadBalancer": {"ingress": [{"hostname": "tx-0.example"}]}}}
         scene.merge(f"{scene.core('services', 'tx-coordinator-0-public')}/status", ingress)
         addresses = scene.core("configmaps", "tx-coordinator-listeners")
-        told = {"tx-coordinator-0": "public:pulsar://tx-0.example:7700\n"}
-        await until("the pod is reported", lambda: (scene.get(addresses) or {}).get("data") == told)
+        expected = {"tx-coordinator-0": "public:pulsar://tx-0.example:7700\n"}
+        await until(
+            "the pod is reported", lambda: (scene.get(addresses) or {}).get("data") == expected
+        )
         assert (scene.stateful_set("tx-coordinator") or {})["metadata"][
             "generation"
         ] == generation, "nobody is restarted"
@@ -173,7 +175,7 @@ async def test_coordinators_have_addresses_by_the_clusters_listeners(
         await until("and the addresses", lambda: not scene.get(addresses))
 
 
-def _told_of_addresses(scene: Scene) -> list[str]:
+def _updates_of_addresses(scene: Scene) -> list[str]:
     return [
         message
         for message in scene.events("Updated")

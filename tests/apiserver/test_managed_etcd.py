@@ -91,10 +91,10 @@ async def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resourc
             ),
             TIMEOUT_S,
         )
-        told = lambda: any(  # noqa: E731
+        reported = lambda: any(  # noqa: E731
             "lost its data" in message for message in scene.events("EtcdReplacingMember")
         )
-        await until("it is reported", told)
+        await until("it is reported", reported)
 
         calm = await _writes_of_passes(operator)
         for _ in range(10):
@@ -109,7 +109,7 @@ async def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resourc
         )
         assert etcd_of(scene)["clusterId"] == identity
 
-        # Its only volume is lost: an empty etcd in its place is a person's decision.
+        # Its only volume is lost: an empty etcd instead is a person's decision.
         await asyncio.to_thread(kubelet.lose, 0)
         lost = lambda: scene.condition(path, "Degraded").get("reason") == "EtcdDataLost"  # noqa: E731
         await until("the loss is reported", lost, TIMEOUT_S)
@@ -238,7 +238,7 @@ def material(scene: Scene, part: str) -> TlsBytes:
 
 
 async def reads(kubelet: EtcdKubelet, shown: TlsBytes) -> bool:
-    """Whether etcd lets whoever shows this read."""
+    """Whether etcd lets a client that shows this certificate read."""
     endpoints = [f"{kubelet.address(ordinal)}:{names.ETCD_CLIENT_PORT}" for ordinal in range(3)]
     store = EtcdStore(endpoints, shown, clock=SystemClock())
     try:
@@ -253,8 +253,8 @@ async def reads(kubelet: EtcdKubelet, shown: TlsBytes) -> bool:
 async def test_three_members_take_another_patch_version_and_another_authority_one_by_one(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader last and after a transfer; a downgrade is refused with a sentence; whoever
-    shows a certificate of the former authority is refused in the end. (One binary under two
+    """The leader last and after a transfer; a downgrade is refused with a sentence; a client
+    with a certificate of the former authority is refused in the end. (One binary under two
     names: the second version is a tag.)"""
     monkeypatch.setattr(etcd_rotation, "SETTLE_MS", 500)
     monkeypatch.setattr(broker_cluster, "ROTATING_S", 0.5)

@@ -18,7 +18,7 @@ SHOP = {"namespaceSelector": {"matchLabels": {"team": "shop"}}}
 async def test_policies_follow_the_spec_and_the_status_says_who_may_administer(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """A steady state costs no write; a policy that somebody else changed is changed back; one
+    """A steady state costs no write; a policy that another client changed is changed back; one
     that is no longer wanted goes."""
     path = scene.core("networkpolicies", "main-broker", "/apis/networking.k8s.io/v1")
 

@@ -104,8 +104,9 @@ async def test_a_steady_state_makes_no_write(scene: Scene, cluster_etcd: EtcdPro
         assert writes(operator) == before
 
 
-async def test_drift_is_corrected_and_told(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """A field of ours that somebody takes is taken back; fields we do not own stay theirs."""
+async def test_drift_is_corrected_and_reported(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+    """A field of ours that another manager takes is taken back; fields that we do not own stay
+    theirs."""
 
     async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
         scene.create("BrokerCluster", "main", external(cluster_etcd))
@@ -118,7 +119,7 @@ async def test_drift_is_corrected_and_told(scene: Scene, cluster_etcd: EtcdProce
         }  # fmt: skip
         scene.plane.must(
             "PATCH",
-            f"{service}?fieldManager=somebody&force=true",
+            f"{service}?fieldManager=another&force=true",
             manifest,
             "application/apply-patch+yaml",
         )
@@ -234,10 +235,10 @@ async def test_a_change_of_settings_rolls_one_broker_at_a_time(
         )
 
 
-async def test_healthy_brokers_are_not_restarted_while_the_metadata_store_is_away(
+async def test_healthy_brokers_are_not_restarted_while_the_metadata_store_is_unavailable(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """A broker could hand nothing over, and its successor could not begin. A sick one is
+    """A broker could transfer nothing, and its successor could not begin. A sick one is
     restarted, or a bad template would stay."""
     path = scene.path("brokerclusters", "main")
 
@@ -299,7 +300,7 @@ async def test_a_record_that_this_operator_cannot_read_holds_no_restart(
         assert "IncarnationRecord" in scene.condition(path, "Degraded")["message"]
 
 
-async def test_what_belongs_to_others_is_left_alone_and_bad_specs_are_told(
+async def test_what_belongs_to_others_is_left_alone_and_bad_specs_are_reported(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """A service of that name stays its owner's; a paused cluster is not touched."""
@@ -437,7 +438,7 @@ async def test_the_store_of_a_deleted_cluster_is_let_go_at_once(
 async def test_what_a_library_cancels_costs_one_pass_and_no_worker(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many passes end by somebody else's cancellation as there are workers, and more: each is
+    """As many passes end by a library's cancellation as there are workers, and more: each is
     tried again, and the object becomes Ready."""
     real, left = RECONCILERS["TopicNamespace"], [0]
 
@@ -467,7 +468,7 @@ async def test_what_a_library_cancels_costs_one_pass_and_no_worker(
         assert left == [0]
 
 
-async def test_what_the_api_server_refuses_is_told_and_stops_nobody_else(
+async def test_what_the_api_server_refuses_is_reported_and_stops_nobody_else(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """The condition carries the API server's own sentence; the cluster's other objects and other

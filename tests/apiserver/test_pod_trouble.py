@@ -1,4 +1,4 @@
-"""Trouble that Kubernetes tells of: each is a condition with what to do, nothing is made worse
+"""Trouble that Kubernetes reports: each is a condition with what to do, nothing is made worse
 concurrently, and it heals without anybody's help."""
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ async def test_pods_that_do_not_come_up_say_why_and_what_to_do_until_they_do(
             "claim main-storage is not bound; main-broker-0: not scheduled",
         )
         bind_claims(scene)
-        for reason, (told, words) in TROUBLE.items():
+        for reason, (reported, words) in TROUBLE.items():
             for kubelet, path, name in zip(kubelets, paths, (BROKER, COORDINATOR), strict=True):
-                kubelet.says[name] = told
+                kubelet.says[name] = reported
                 condition = await says(scene, path, reason, f"{name}: {words}. ")
                 assert scene.condition(path, "Degraded")["reason"] == reason
                 assert len(condition["message"]) > len(f"{name}: {words}. "), "the remedy follows"
@@ -213,12 +213,12 @@ async def test_a_lost_node_frees_the_names_of_brokers_and_coordinators(
             "both have successors",
             lambda: len(found := pods()) == 2 and not set(found.values()) & set(before.values()),
         )
-        told = lambda: {  # noqa: E731
+        reported = lambda: {  # noqa: E731
             name
             for name in before
             if any(name in text and node in text for text in scene.events("NodeLost"))
         }
-        await until("an Event for each", lambda: told() == set(before))
+        await until("an Event for each", lambda: reported() == set(before))
 
 
 async def test_in_a_namespace_that_is_being_deleted_nothing_is_made_and_nothing_spins(
@@ -253,7 +253,7 @@ async def test_in_a_namespace_that_is_being_deleted_nothing_is_made_and_nothing_
         )
         async with asyncio.timeout(TIMEOUT_S):
             before = -1.0
-            while before != writes(operator):  # what was deleted may still be told of
+            while before != writes(operator):  # what was deleted may still be reported
                 before = writes(operator)
                 await asyncio.sleep(2.0)
         assert scene.stateful_set() is None

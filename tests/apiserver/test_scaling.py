@@ -120,7 +120,7 @@ async def theatre(stack: AsyncExitStack, scene: Scene, etcd: EtcdProcess) -> The
     return Theatre(scene, brokers, operator)
 
 
-async def test_describe_tells_the_whole_story_of_a_scale_down(
+async def test_describe_shows_the_whole_story_of_a_scale_down(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """`kubectl describe` shows every chapter in order with its numbers; while it lasts the
@@ -324,7 +324,7 @@ async def test_brokers_follow_their_load_until_another_one_writes_the_number(
         await until("the other one's wish comes true", lambda: scene.replicas() == 1)
         scene.delete(play.path)
         await until(
-            "nothing is told of a cluster that is gone",
+            "nothing is reported of a cluster that is gone",
             lambda: metric(play.operator, "replicas") is None,
         )
 

@@ -208,7 +208,7 @@ async def test_keys_and_roles_are_followed_and_a_key_that_is_missing_restarts_no
     assert "hush" not in output.out + output.err
 
 
-async def test_a_rotation_by_another_operator_meanwhile_is_not_overwritten(
+async def test_a_concurrent_rotation_by_another_operator_is_not_overwritten(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A former leader whose pass has stood still between reading and writing: the API server
@@ -265,7 +265,7 @@ async def test_a_certificate_is_taken_watched_and_followed_without_a_restart(
         scene.merge(scene.core("secrets", "main-tls"), {"data": data})
         nudge(scene)
 
-    def told(reason: str) -> bool:
+    def reported(reason: str) -> bool:
         return (
             scene.condition(scene.path("brokerclusters", "main"), "Certificate").get("reason")
             == reason
@@ -279,7 +279,9 @@ async def test_a_certificate_is_taken_watched_and_followed_without_a_restart(
             )
             plain = uids(scene)
             scene.merge(path, {"spec": {"tls": {"secretName": "main-tls"}}})
-            await until("the missing secret is named", lambda: told("TlsSecretMissing"), TIMEOUT_S)
+            await until(
+                "the missing secret is named", lambda: reported("TlsSecretMissing"), TIMEOUT_S
+            )
             assert "secret main-tls does not exist" in degraded(scene)["message"]
             assert uids(scene) == plain, "brokers that serve are left alone"
             assert "--tls" not in json.dumps((scene.stateful_set() or {})["spec"]["template"]), (
@@ -290,12 +292,12 @@ async def test_a_certificate_is_taken_watched_and_followed_without_a_restart(
                 scene, "main-tls", "kubernetes.io/tls", **files() | {"tls_key": files()["tls_key"]}
             )
             nudge(scene)
-            await until("the mismatch is named", lambda: told("TlsSecretUnusable"), TIMEOUT_S)
+            await until("the mismatch is named", lambda: reported("TlsSecretUnusable"), TIMEOUT_S)
             assert uids(scene) == plain
             put(**files(), ca_crt=authority.certificate)
             await until(
                 "brokers have TLS",
-                lambda: uids(scene) not in ([], plain) and told("AsDesired"),
+                lambda: uids(scene) not in ([], plain) and reported("AsDesired"),
                 TIMEOUT_S,
             )
             await until(
@@ -322,15 +324,15 @@ async def test_a_certificate_is_taken_watched_and_followed_without_a_restart(
 
             before = uids(scene)
             put(**files(begun_days_ago=355))
-            await until("it ends soon", lambda: told("CertificateExpiresSoon"), TIMEOUT_S)
+            await until("it ends soon", lambda: reported("CertificateExpiresSoon"), TIMEOUT_S)
             assert scene.condition(path)["status"] == "True", "everything still works"
             put(**files(begun_days_ago=366))
-            await until("it has ended", lambda: told("CertificateExpired"), TIMEOUT_S)
+            await until("it has ended", lambda: reported("CertificateExpired"), TIMEOUT_S)
             assert degraded(scene)["reason"] == "CertificateExpired"
             put(**files())
             await until(
                 "it is healed",
-                lambda: told("AsDesired") and degraded(scene)["status"] == "False",
+                lambda: reported("AsDesired") and degraded(scene)["status"] == "False",
                 TIMEOUT_S,
             )
             assert uids(scene) == before

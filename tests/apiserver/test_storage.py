@@ -169,14 +169,14 @@ async def test_a_volume_that_cannot_grow_stays_as_it_is_and_the_size_may_be_take
             "capacity": {"storage": "10Gi"},
         }
         scene.merge(f"{claim}/status", {"status": bound})
-        told = {
+        expected = {
             "claim": "main-storage",
             "storageClassName": fixed,
             "size": "10Gi",
             "capacity": "10Gi",
         }
         await until(
-            "it is shown", lambda: (scene.cluster().get("status") or {}).get("storage") == told
+            "it is shown", lambda: (scene.cluster().get("status") or {}).get("storage") == expected
         )
         await until("it is Ready", lambda: scene.condition(path).get("status") == "True")
 
@@ -249,8 +249,8 @@ def resized(size: str) -> dict[str, Any]:
 async def test_a_class_that_does_not_exist_is_named_before_any_pod_complains(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """And no longer once somebody has made it; until its volume is there, the claim does not
-    grow."""
+    """And no longer once an administrator has made it; until its volume is there, the claim does
+    not grow."""
 
     late = f"late-{scene.namespace}"
     async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):

@@ -246,7 +246,7 @@ async def test_what_an_owner_in_no_watched_namespace_has_left_is_freed_by_a_reso
 async def test_what_goes_before_the_watches_have_opened_is_noticed(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the operator's list nor the one that a watch begins with tells of it; nobody waits
+    """Neither the operator's list nor the one that a watch begins with shows it; nobody waits
     for the next resync."""
     opened = informers.watch
 
@@ -339,7 +339,7 @@ async def _tenant_is(stage: Stage, owner: str) -> bool:
 async def test_a_namespace_that_vanished_is_made_again_around_its_messages(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """With the bundles as they have been split since, and nothing in them expires; told in an
+    """With the bundles as they have been split since, and nothing in them expires; reported in an
     Event."""
 
     async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
@@ -363,7 +363,7 @@ async def test_a_namespace_that_vanished_is_made_again_around_its_messages(
 async def test_the_oldest_resource_decides_on_the_tenant(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """Another one that says the same is fine, one that says otherwise is told so and still has
+    """Another one that says the same is fine, one that says otherwise is notified and still has
     its namespace; taking it out transfers."""
 
     async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):

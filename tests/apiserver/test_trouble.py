@@ -247,7 +247,7 @@ def is_ready(scene: Scene, name: str) -> bool:
     return found is not None and is_converged(found)
 
 
-async def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
+async def test_an_unavailable_store_holds_up_nobody_but_its_own_resources(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     """A new leader meets hundreds of namespaces of a cluster whose etcd is unavailable before one

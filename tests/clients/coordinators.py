@@ -29,7 +29,7 @@ from magnetar.wire.frames import encode_command
 Type = api.BaseCommand.Type
 ANSWER_S = 60.0
 CHANGE_S = 120.0
-PARKED_S = "2"
+PARK_TIMEOUT_S = "2"
 ENDS_ARE_CARRIED_OUT = {"MAGNETAR_TRANSACTION_END_PATIENCE_S": "25"}
 """As delivered, a commit or an abort is answered after half a second though topics may not have
 carried it out yet. Tests that look at these right behind the answer have it wait for them, however
@@ -38,7 +38,7 @@ slow the machine: nearly as long as the official clients wait for an answer (30 
 
 async def outcomes_survive(service_url: str, lose: Callable[[], None]) -> None:
     """Whatever `lose` does to the coordinator: the same client goes on, asks for outcomes again,
-    and is told what it was told before; ids go on."""
+    and gets the same ones as before; ids go on."""
     async with asyncio.timeout(CHANGE_S), Client(service_url) as client:
         committed, aborted, left_open = [client.transaction(timeout_s=600) for _ in range(3)]
         for txn in (committed, aborted, left_open):
@@ -116,7 +116,7 @@ class Stage:
         self.cluster = Cluster(
             directory,
             brokers=brokers,
-            environment={"MAGNETAR_PARK_TIMEOUT_S": PARKED_S, **environment},
+            environment={"MAGNETAR_PARK_TIMEOUT_S": PARK_TIMEOUT_S, **environment},
         )
         self.coordinators = [self.coordinator(tcid) for tcid in range(2)]
 

@@ -137,12 +137,10 @@ class BrokersAndCoordinators(Place):
             coordinator.start(wait=False)
         for coordinator in self._stage.coordinators:
             coordinator.wait_ready()
-        wait_for(
-            "clients are told of both coordinators", lambda: self._stage.announced() == 2, CHANGE_S
-        )
+        wait_for("clients know both coordinators", lambda: self._stage.announced() == 2, CHANGE_S)
 
     def restart(self) -> None:
-        """Both coordinators and the broker that clients are not told of."""
+        """Both coordinators and the broker that is not in the service URL of clients."""
         hurt = [
             broker
             for broker in self._stage.cluster.brokers.values()

@@ -33,7 +33,7 @@ def before_and_after(server: ServerProcess) -> Iterator[None]:
 
 
 def await_consumers(server: ServerProcess, topic: str, subscription: str, count: int) -> None:
-    """Wait until so many consumers are attached to a subscription, as REST tells: clients come
+    """Wait until so many consumers are attached to a subscription, as REST shows: clients come
     back when they like."""
     _await(server, topic, subscription, count, lambda _consumer: True)
 

@@ -16,7 +16,7 @@ GONE = 404
 
 
 def boundaries(cluster: Cluster) -> list[int]:
-    """As a broker tells them that has split nothing itself, perhaps."""
+    """As a broker shows them that has perhaps split nothing itself."""
     status, body = request("GET", f"{cluster.brokers[cluster.entry].http_url}{PATH}/bundles")
     assert status == 200, (status, body)
     assert body["numBundles"] == len(body["boundaries"]) - 1

@@ -95,7 +95,7 @@ def test_what_was_produced_is_consumed(program: Program) -> None:
     )
 
 
-def test_subscriptions_go_where_they_are_told(program: Program) -> None:
+def test_subscriptions_go_where_they_are_sent(program: Program) -> None:
     """Create at both ends and at an id, skip, clear, back by time, stats, delete; names of what
     is missing."""
     program.ok("produce", "cli-cursors", text="".join(f"{number}\n" for number in range(10)))

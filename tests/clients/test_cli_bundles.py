@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow]
 
 
 def seen(program: Program) -> Any:
-    """What `status` tells, healthy or not."""
+    """What `status` shows, healthy or not."""
     return json.loads(program.run("status", "--output", "json").stdout)
 
 
@@ -159,7 +159,7 @@ def test_status_is_health(program: Program, cluster: Cluster) -> None:
     wait_for("the others own everything", healthy)
 
 
-def test_explain_tells_owner_epoch_chain_and_why(program: Program, cluster: Cluster) -> None:
+def test_explain_shows_owner_epoch_chain_and_why(program: Program, cluster: Cluster) -> None:
     """The same facts at every broker, loaded or absent topic, after a lookup, after a move,
     after a death."""
     topic = "persistent://public/default/cli-explained"
@@ -234,8 +234,8 @@ def test_explain_tells_owner_epoch_chain_and_why(program: Program, cluster: Clus
 
 
 def test_explain_without_its_owner(program: Program, cluster: Cluster) -> None:
-    """A paused owner does not answer: everything that store and volume know is told all the
-    same."""
+    """A paused owner does not answer: everything that store and volume know is shown all
+    the same."""
     topic = "persistent://public/default/cli-silent"
     program.ok("produce", topic, "-m", "a")
     owner = cluster.owner("cli-silent")

@@ -66,7 +66,7 @@ def _begin(cluster: Cluster, load: Load) -> None:
 
 
 def _victim(cluster: Cluster, load: Load) -> str:
-    """A broker that serves some of the traffic and is not the one that clients were told of."""
+    """A broker that serves some of the traffic and is not the one in the service URL of clients."""
     owners = [owner for topic in load.topics if (owner := cluster.owner(topic)) != cluster.entry]
     return owners[0] if owners else cluster.unload(load.topics[0])
 

@@ -214,7 +214,7 @@ def test_a_second_process_of_a_number_waits_and_takes_over(stage: Stage) -> None
 def test_a_number_that_nobody_holds_is_waited_for_and_then_refused_to_be_tried_again(
     stage: Stage, wire: Wire
 ) -> None:
-    """A restart is met by waiting; only after the park time the client is told to come back."""
+    """A restart is met by waiting; only after the park timeout the client has to come back."""
     stage.coordinators[1].stop()
     refused = lookup(wire, 1)
     assert (refused.response, int(refused.error)) == (
@@ -227,8 +227,8 @@ def test_a_number_that_nobody_holds_is_waited_for_and_then_refused_to_be_tried_a
 def test_a_lowered_limit_retires_a_number_and_its_clients_are_led_to_the_first(
     stage: Stage, wire: Wire
 ) -> None:
-    """The coordinator confirms, is announced no more and, once gone, number 0 is named in its
-    place; raising the limit brings it back."""
+    """The coordinator confirms, is announced no more and, once gone, number 0 is named
+    instead; raising the limit brings it back."""
     stage.limit(1)
     wait_for(
         "it retires",

@@ -52,7 +52,7 @@ def ask(server: ServerProcess, method: str, path: str, body: bytes | None = None
 
 
 def statistics(server: ServerProcess, topic: str) -> dict[str, Any]:
-    """What REST tells about subscription "s"."""
+    """What REST shows about subscription "s"."""
     with urllib.request.urlopen(
         f"{server.http_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=60
     ) as response:
@@ -102,7 +102,7 @@ def test_a_delay_means_nothing_to_an_exclusive_consumer(
     )
 
 
-def test_redeliveries_are_counted_while_somebody_is_connected(
+def test_redeliveries_are_counted_while_a_consumer_is_connected(
     server: ServerProcess, client: pulsar.Client
 ) -> None:
     """Negative acknowledgements count up; a restart forgets the count, never the message."""
@@ -318,8 +318,8 @@ def test_a_consumer_at_its_limit_waits_for_acknowledgements(
     held = [consumer.receive(RECEIVE_MS) for _ in range(5)]
     with pytest.raises(pulsar.Timeout):
         consumer.receive(SHORT_MS)
-    (told,) = statistics(server, topic)["consumers"]
-    assert (told["unackedMessages"], told["blockedConsumerOnUnackedMsgs"]) == (5, True)
+    (shown,) = statistics(server, topic)["consumers"]
+    assert (shown["unackedMessages"], shown["blockedConsumerOnUnackedMsgs"]) == (5, True)
     for message in held:
         consumer.acknowledge(message)
     for _ in range(5):
@@ -388,7 +388,7 @@ def test_last_message_id_after_a_restart(server: ServerProcess, client: pulsar.C
 def test_the_type_of_a_subscription_switches_with_nobody_connected(
     server: ServerProcess, client: pulsar.Client
 ) -> None:
-    """Also over a restart; with somebody connected another type is refused."""
+    """Also over a restart; with a consumer connected another type is refused."""
     client.subscribe("switch", "s").close()
     producer = client.create_producer("switch")
     producer.send(b"1")

@@ -81,7 +81,7 @@ class Example:
         self._log.close()
 
     def watermark_ms(self) -> int:
-        """Of its subscription, as the owner tells; -1 while there is none."""
+        """Of its subscription, as the owner reports; -1 while there is none."""
         owner = self._cluster.brokers[self._cluster.owner(self.topic)]
         try:
             status, body = request(

@@ -189,7 +189,7 @@ def test_key_shared_ordering_key_goes_before_partition_key(
     producer = client.create_producer(topic)
     for life, _ in enumerate(before_and_after(server)):
         # A subscription for each incarnation: what was not acknowledged durably would come to
-        # whoever is the first to be back.
+        # the first consumer that is back.
         consumers = [
             client.subscribe(topic, f"s-{life}", consumer_type=KEY_SHARED, consumer_name=name)
             for name in ("a", "b", "c", "d")

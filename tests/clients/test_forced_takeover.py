@@ -275,7 +275,7 @@ def place_of(kind: str, directory: Path) -> str:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ROUNDS)
-async def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(
+async def test_a_paused_owner_acknowledges_nothing_that_the_new_owner_has_not_read(
     tmp_path: Path, kind: str
 ) -> None:
     """Invariant 2, and 1 over a takeover: nothing acknowledged is lost in any round, also if

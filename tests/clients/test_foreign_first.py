@@ -164,7 +164,7 @@ def test_shared_consumers_divide_and_inherit(
 def test_exclusive_refuses_a_second_consumer(
     shared_server: ServerProcess, foreign: Client, topic: str
 ) -> None:
-    """The second Exclusive consumer is told that the subscription is taken; so after a restart;
+    """The second Exclusive consumer learns that the subscription is taken; so after a restart;
     a left one is free."""
     consumer = foreign.consumer(topic, "s")
     with pytest.raises(ForeignError, match=r"ConsumerBusy|Exclusive consumer"):
@@ -194,7 +194,7 @@ def test_negative_acknowledgement_redelivers_with_its_count(
     assert consumer.values(1) == [b"again"]
 
 
-def test_reader_starts_where_it_is_told(
+def test_reader_starts_where_it_is_placed(
     shared_server: ServerProcess, foreign: Client, topic: str
 ) -> None:
     """Earliest, after an id, at an id, latest; the end is known before and after a restart; an

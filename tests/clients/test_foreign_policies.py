@@ -28,7 +28,7 @@ SETTINGS = {
 NUMBERS = [str(number).encode() for number in range(20)]
 KEYS = [f"key-{number}" for number in range(40)]
 HASHES = 65536
-FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+UNLIMITED = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_reader_that_starts_some_time_ago(
         values.append(b"old %d" % round_)
         producer.send(values[-1])
         assert foreign.reader(topic, rollback_s=3600).values(len(values)) == values
-        time.sleep(3)  # nothing tells that a message has become old
+        time.sleep(3)  # nothing shows that a message has become old
         late = foreign.reader(topic, rollback_s=2)
         values.append(b"new %d" % round_)
         producer.send(values[-1])
@@ -128,7 +128,7 @@ def test_subscriptions_are_not_made_where_that_is_forbidden(
     made over REST is there, and readers need none."""
     policy = {"allowAutoSubscriptionCreation": False}
     namespace = admin.create_namespace(
-        topic, autoSubscriptionCreationOverride=policy, retention_policies=FOR_EVER
+        topic, autoSubscriptionCreationOverride=policy, retention_policies=UNLIMITED
     )
     name = f"persistent://{namespace}/t"
     producer = foreign.producer(name)
@@ -221,7 +221,7 @@ def test_retention_keeps_what_was_acknowledged(
 ) -> None:
     """A late subscription of a namespace with retention gets everything, after a restart too;
     without it what was acknowledged is gone."""
-    kept = admin.create_namespace(f"{topic}-kept", retention_policies=FOR_EVER)
+    kept = admin.create_namespace(f"{topic}-kept", retention_policies=UNLIMITED)
     plain = admin.create_namespace(f"{topic}-plain")
     names = [f"persistent://{namespace}/t" for namespace in (kept, plain)]
     for name in names:

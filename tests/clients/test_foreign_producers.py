@@ -78,7 +78,7 @@ def test_fencing_takes_over(shared_server: ServerProcess, foreign: Client, topic
 def test_deduplication_remembers_over_a_restart(
     shared_server: ServerProcess, driver: Driver, foreign: Client, admin: Admin, topic: str
 ) -> None:
-    """A name's last sequence id is told to its next producer; what was sent before is received
+    """A name's last sequence id is reported to its next producer; what was sent before is received
     once; so for batches."""
     namespace = admin.create_namespace(topic, deduplicationEnabled=True)
     name = f"persistent://{namespace}/once"
@@ -170,8 +170,8 @@ def test_encrypted_messages_stay_opaque(
 
 
 def refusal(client: Client, topic: str) -> str:
-    """What a producer is told that must be refused: the reason, or that the answer did not come
-    in time."""
+    """What a producer gets that must be refused: the reason, or that the answer did not come in
+    time."""
     with pytest.raises(ForeignError) as refused:
         client.producer(topic)
     return str(refused.value).lower()
@@ -187,7 +187,7 @@ def test_encryption_may_be_required(
     impatient = driver.client(shared_server.service_url, operation_timeout_ms=1000)
     for _ in before_and_after(shared_server):
         wait_for(
-            "the reason is told",
+            "the reason is reported",
             lambda: "encrypt" in refusal(impatient, f"persistent://{namespace}/secret"),
         )
     impatient.close()

@@ -119,7 +119,7 @@ def test_failover_divides_partitions(
     shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
 ) -> None:
     """Partitions are divided by the consumers' names, also after a restart; one that leaves is
-    replaced, and its successor is told."""
+    replaced, and its successor is notified."""
     admin.topic("PUT", topic, "partitions", 2)
     first = foreign.consumer(topic, "s", type="Failover", name="a")
     second = foreign.consumer(topic, "s", type="Failover", name="b")
@@ -132,13 +132,13 @@ def test_failover_divides_partitions(
     assert _partitions_of([second], producer, "last") == [{0, 1}]
 
 
-# the Go client may lose what it is told right after SUCCESS
+# the Go client may lose what it receives right after SUCCESS
 @pytest.mark.parametrize("driver", ["java"], indirect=True)
-def test_failover_tells_everybody(
+def test_failover_notifies_all_consumers(
     shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
 ) -> None:
-    """Every consumer is told of every partition whether it is its own, when they join, when one
-    leaves and after a restart."""
+    """Every consumer is notified of every partition whether it is its own, when they join, when
+    one leaves and after a restart."""
     admin.topic("PUT", topic, "partitions", 2)
     first = foreign.consumer(topic, "s", type="Failover", name="a")
     first.await_active(partition=0)
@@ -190,7 +190,7 @@ def test_key_shared_keeps_keys_together(
         _assert_keys_stay_together(got)
 
 
-def test_key_shared_hands_over_in_order(
+def test_key_shared_transfers_keys_in_order(
     shared_server: ServerProcess, foreign: Client, topic: str
 ) -> None:
     """Keys of a consumer that leaves go to the other with what it had not acknowledged first; a
@@ -417,7 +417,7 @@ def test_priorities(
 
     wait_for(
         "both have asked for messages", lambda: len(permits()) == 2 and permits()[0] == 4
-    )  # after they were told of their success
+    )  # after they received their SUCCESS
     for value in NUMBERS[:10]:
         producer.send(value)
     assert low.values(6) == NUMBERS[4:10]

@@ -104,7 +104,7 @@ def test_pattern_finds_topics(
     base = f"persistent://{namespace}"
     foreign.producer(f"{base}/yes-1").send(b"early")
     foreign.producer(f"{base}/no-1").send(b"never")
-    # the Java client is told by its watcher; the Go client looks
+    # the Java client is notified by its watcher; the Go client looks
     poll = 3600 if driver.language == "java" else 1
     consumer = foreign.consumer(
         None, "s", pattern=f"{base}/yes-.*", pattern_poll_s=poll, position="Earliest"

@@ -21,7 +21,7 @@ TYPES = ("Exclusive", "Failover", "Shared", "Key_Shared")
 def test_a_second_transaction_conflicts(
     place: Place, driver: Driver, app: Client, topic: str
 ) -> None:
-    """The holder of an acknowledgement keeps it; the other's client is told TransactionConflict,
+    """The holder of an acknowledgement keeps it; the other's client gets TransactionConflict,
     and cannot commit what it has sent."""
     source = f"{topic}-source"
     inputs = app.consumer(source, "work", type="Shared")
@@ -170,7 +170,7 @@ def _ack_in(txn: Transaction, consumer: Consumer, messages: list[Received]) -> T
 
 def test_what_is_held_is_not_given_out(app: Client, topic: str) -> None:
     """Neither to a client that asks for it again, nor to the next consumer; an abort gives it to
-    whoever is there."""
+    the consumers that are there."""
     consumer = app.consumer(topic, "s", type="Shared", nack_delay_ms=100)
     app.producer(topic).send_all([b"held", b"free"])
     held, free = consumer.receive(2)

@@ -184,7 +184,7 @@ def test_seek_over_committed_messages(app: Client, topic: str) -> None:
 
 
 def test_ids_of_receipts_say_where_to_begin(app: Client, topic: str) -> None:
-    """A seek or a reader to what a transaction was told: to the message if it was committed,
+    """A seek or a reader to the id of a transaction's receipt: to the message if it was committed,
     else to what followed it when it was sent."""
     consumer, producer = app.consumer(topic, "s", start_inclusive=True), app.producer(topic)
     committed, aborted = app.transaction(), app.transaction()
@@ -205,7 +205,7 @@ def test_ids_of_receipts_say_where_to_begin(app: Client, topic: str) -> None:
 
 def test_moves_under_open_transactions(place: Place, app: Client, topic: str) -> None:
     """Both topics are unloaded twice, on a cluster to wherever they belong: the transactions go
-    on, and end as they are told to."""
+    on, and end as requested."""
     source = f"{topic}-source"
     inputs = app.consumer(source, "work", type="Shared")
     app.producer(source).send_all([b"a", b"b"])
@@ -278,7 +278,7 @@ def refused_twice(producer: Producer) -> None:
 
 
 @pytest.mark.parametrize("driver", ["go"], indirect=True)
-def test_such_a_batch_is_an_ordinary_one_if_the_server_is_told_so(
+def test_such_a_batch_is_an_ordinary_one_if_the_server_is_set_so(
     tmp_path: Path, driver: Driver, topic: str
 ) -> None:
     """`txn_late_sends_as_ordinary`: after a commit such batches are ordinary messages, after an

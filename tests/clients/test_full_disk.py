@@ -75,7 +75,7 @@ class Stage:
         producer.close()
 
     def fill(self) -> None:
-        """Publish until that is refused, and let somebody else take what is left."""
+        """Publish until that is refused, and let another file take what is left."""
         producer = self.client.create_producer(
             "kept", send_timeout_millis=4000, batching_enabled=False
         )
@@ -211,9 +211,7 @@ def test_a_disk_that_hangs_holds_up_no_reader_and_health_says_so(tmp_path: Path)
             producer.send(b"%d before" % number)
         confirmed: list[Any] = []
         with frozen(stage.disk):
-            producer.send_async(
-                b"5 meanwhile", lambda result, _identifier: confirmed.append(result)
-            )
+            producer.send_async(b"5 during", lambda result, _identifier: confirmed.append(result))
             # once the flush under way is older than any that a sound disk does
             wait_for("health says so", lambda: "has waited for the disk" in stage.health(503))
             assert stage.get("/live") == (200, "ok")
@@ -228,7 +226,7 @@ def test_a_disk_that_hangs_holds_up_no_reader_and_health_says_so(tmp_path: Path)
             assert not confirmed
         wait_for("what was sent concurrently is confirmed", lambda: bool(confirmed))
         assert confirmed == [pulsar.Result.Ok]
-        assert reader.read_next(RECEIVE_MS).data() == b"5 meanwhile"
+        assert reader.read_next(RECEIVE_MS).data() == b"5 during"
         wait_for(
             "health says that it is over", lambda: stage.get("/admin/v2/brokers/ready")[0] == 200
         )

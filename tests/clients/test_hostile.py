@@ -108,7 +108,7 @@ def test_frames_that_do_not_end_are_closed_and_idle_connections_stay(tmp_path: P
                 producer.send(b"beside")
                 assert slow.ended(wait=True).closed == 50
             while quick.resident_bytes() > before + SLOW_BYTES // 2:
-                producer.send(b"meanwhile")
+                producer.send(b"in between")
             producer.send(b"after")
             assert consumer.receive(RECEIVE_MS).data() == b"beside"
         assert idle.ended(wait=False).left == 300

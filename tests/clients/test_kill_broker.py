@@ -126,7 +126,7 @@ def test_kill_9_under_java_go_and_python_load(cluster: Cluster, drivers: dict[st
     with python:
         _all_writable(python, loads)
         for number in range(KILLS):
-            # never the one that clients were told of
+            # never the one in the service URL of clients
             victim = list(cluster.brokers)[number % (len(cluster.brokers) - 1)]
             wait_for(f"{victim} serves something", lambda name=victim: bool(cluster.owned_by(name)))  # type: ignore[misc]
             killed = time.time()

@@ -1,7 +1,8 @@
 """The official Python client on a listener of its own.
 
-The cluster's brokers are at one address of the loopback; what names the listener `external` is told
-another one, where proxies pass everything on. So a proxy that is cut tells who goes through it.
+The cluster's brokers are at one address of the loopback. A client that names the listener
+`external` gets another one, where proxies pass everything on. So a proxy that is cut shows which
+clients go through it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def test_a_client_outside_stays_outside_through_moves(cluster: Cluster) -> None:
 
 
 def test_a_client_inside_never_comes_by_the_way_of_those_outside(cluster: Cluster) -> None:
-    """Without a name it is told the brokers' own addresses, although both kinds come in by one
+    """Without a name it gets the brokers' own addresses, although both kinds come in by one
     port."""
     entry = cluster.brokers[cluster.entry]
     fronts = [front for pair in cluster.fronts.values() for front in pair]

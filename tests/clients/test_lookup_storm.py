@@ -34,7 +34,7 @@ CONNECTIONS, LOOKUPS_EACH = 250, 40
 TOPICS = 500
 NAMESPACE = "public/storm"
 SETTLE_S = 0.5
-"""Brokers that have just sent somebody to the victim may do so again for a moment."""
+"""Brokers that have just sent a client to the victim may do so again for a moment."""
 MEMORY_BYTES_MAX = 200 << 20
 """What 5 000 buffered requests may cost one broker, generously: they are a task and a future
 each."""

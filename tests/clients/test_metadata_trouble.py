@@ -100,7 +100,7 @@ def _begin(cluster: Cluster, load: Load) -> None:
 
 
 def _victim(cluster: Cluster, load: Load) -> str:
-    """A broker that serves some of the traffic and is not the one that clients were told of."""
+    """A broker that serves some of the traffic and is not the one in the service URL of clients."""
     owners = [owner for topic in load.topics if (owner := cluster.owner(topic)) != cluster.entry]
     if owners:
         return owners[0]
@@ -259,7 +259,7 @@ def test_lost_leases(cluster: Cluster, load: Load, everyone: bool) -> None:
 
 
 def test_history_compacted_under_the_watches_of_a_broker(cluster: Cluster, load: Load) -> None:
-    """While a broker hears nothing, records are written and deleted and all history goes: it
+    """While a broker receives nothing, records are written and deleted and all history goes: it
     lists again and knows exactly what is there."""
     victim = next(iter(cluster.brokers))
     assert victim != cluster.entry
@@ -312,7 +312,7 @@ def test_etcd_out_of_space(cluster: Cluster, load: Load) -> None:
             _serve_for(LEASE_S * 1.5, load)
             cluster.brokers[victim].kill()
             cluster.brokers[victim].start(wait=False)
-            # long enough for a lease to end and for whoever could give up to do so
+            # long enough for a lease to end, and for any process that could give up to do so
             time.sleep(LEASE_S + 1)
             assert cluster.brokers[victim].running, "a broker that cannot register yet waits"
             now = time.monotonic()

@@ -1,5 +1,5 @@
-"""What two real clients had acknowledged before they were told to move is not delivered to them
-again.
+"""What two real clients had acknowledged before their consumers were closed for a move is not
+delivered to them again.
 
 Proxies before the brokers show every command that passes, in one order; the topics of the asyncio
 client and of the official Python client are unloaded from broker to broker under traffic. Proved:

@@ -3,7 +3,7 @@
 Bundles of one namespace are unloaded in waves of at most 50 topics; the asyncio client publishes to
 all topics all the while, and quickly to those of the wave. Proved: each of their bundles is served
 in a new term by the broker that was named; no message is lost, stored twice or out of order; and no
-client that was told its new broker looked anything up. Printed: how long the topics of a wave were
+client that was sent its new broker looked anything up. Printed: how long the topics of a wave were
 without a receipt.
 
 Topics: MAGNETAR_MOVED_TOPICS (default 200; the campaign has 1000), in MAGNETAR_MOVED_BUNDLES
@@ -72,8 +72,8 @@ class Traffic:
     consumed: list[int] = field(default_factory=list)
 
     async def publish(self, stopping: asyncio.Event) -> None:
-        """Numbered messages at `interval_s`, each confirmed before the next; waits are cut short
-        by whoever makes them quick."""
+        """Numbered messages at `interval_s`, each confirmed before the next; a shorter
+        `interval_s` also cuts the current wait short."""
         while not stopping.is_set():
             identifier = await self.producer.send(f"{self.sent}".encode())
             self.sent += 1
@@ -232,7 +232,7 @@ async def _wave(cluster: Cluster, bundles: dict[str, list[Traffic]]) -> list[flo
     for found in topics:
         found.interval_s = SETTLED_INTERVAL_S
     after = await _terms(cluster, bundles)
-    # not told to `entry` yet
+    # not reported to `entry` yet
     while any(after[bundle].epoch == before[bundle].epoch for bundle in bundles):
         assert time.monotonic() < ended + PATIENCE_S, (before, after)
         await asyncio.sleep(POLL_S)

@@ -170,13 +170,13 @@ def test_one_that_was_fenced_out_stays_out(
         "taken", access_mode=Modes.Exclusive, send_timeout_millis=60_000
     )
     former.send(b"1")
-    taker = second.create_producer("taken", access_mode=Modes.ExclusiveWithFencing)
-    taker.send(b"2")
+    fencing = second.create_producer("taken", access_mode=Modes.ExclusiveWithFencing)
+    fencing.send(b"2")
     with pytest.raises(pulsar.PulsarException):
         former.send(b"lost")
     server.kill()
     server.start()
-    taker.send(b"3")
+    fencing.send(b"3")
     with pytest.raises(pulsar.PulsarException):
         former.send(b"lost")
     assert _read_all(client, "taken") == [b"1", b"2", b"3"]
@@ -214,7 +214,7 @@ def test_one_that_waits_gets_its_turn(
 def test_a_name_belongs_to_one_producer(
     server: ServerProcess, client: pulsar.Client, second: pulsar.Client
 ) -> None:
-    """The second is told so, also once the first has come back after a restart; when it has
+    """The second is refused, also once the first has come back after a restart; when it has
     left, the name is free. Names given by the broker differ."""
     first = client.create_producer("names", producer_name="me")
     for _ in before_and_after(server):
@@ -268,7 +268,7 @@ def test_encrypted_messages_pass_unread(
 
 
 def test_a_terminated_topic_takes_nothing(server: ServerProcess, client: pulsar.Client) -> None:
-    """The producer that is in and the one that comes are told, after a restart too; what was
+    """The producer that is in and the one that comes learn of it, after a restart too; what was
     sent before stays."""
     producer = client.create_producer("over")
     producer.send(b"last words")

@@ -103,7 +103,7 @@ def test_topics_and_their_subscriptions(site: Site, namespace: str) -> None:
     assert "not found" in admin.refused(f"topics unsubscribe {topic} -s b")
     assert admin(f"topics lookup {topic}").startswith("pulsar://")
     admin(f"topics unload {topic}")
-    assert admin.lines(f"topics subscriptions {topic}") == ["a"], "whoever serves it now"
+    assert admin.lines(f"topics subscriptions {topic}") == ["a"], "whichever broker serves it now"
     admin(f"topics trim-topic {topic}")
     assert "not been run" in admin(f"topics compaction-status {topic}")
     assert "requested" in admin(f"topics compact {topic}")

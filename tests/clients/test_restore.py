@@ -190,7 +190,7 @@ def destroy_etcd(cluster: Cluster) -> None:
 
 
 def empty_etcd(cluster: Cluster) -> None:
-    """Etcd is killed, its data is gone, and an empty one answers in its place."""
+    """Etcd is killed, its data is gone, and an empty one answers instead."""
     [etcd] = cluster.members
     etcd.kill()
     shutil.rmtree(cluster.directory / "etcd-0" / "data")

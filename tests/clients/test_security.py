@@ -122,7 +122,7 @@ def test_our_client_gets_in_by_password(secured: Secured, topic: str) -> None:
     asyncio.run(main())
 
 
-def test_a_token_that_ends_is_asked_for_anew(secured: Secured, topic: str) -> None:
+def test_a_token_that_ends_is_asked_for_again(secured: Secured, topic: str) -> None:
     """Sends go on, each within its time, for longer than the first tokens hold."""
     tokens_shown: list[float] = []
 
@@ -142,7 +142,7 @@ def test_a_token_that_ends_is_asked_for_anew(secured: Secured, topic: str) -> No
 
 
 def test_a_permission_that_is_revoked_ends_producing(secured: Secured, topic: str) -> None:
-    """The producer is gone from the topic, and whoever comes back for it is refused."""
+    """The producer is gone from the topic, and a client that comes back for it is refused."""
     secured.permit("writer", "produce")
     client = secured.client(pulsar.AuthenticationToken(token("writer")))
     client.create_producer(topic).send(b"a")
@@ -177,11 +177,11 @@ def test_java_and_go_get_in_by_token_and_are_refused_in_their_words(
         (token("nobody"), "Authorization"),
     ):
         # Go, too, tries on when it is not let in
-        told = driver.language == "java" or said == "Authorization"
-        refused = client(shown, operation_timeout_ms=60_000 if told else 1000)
+        reported = driver.language == "java" or said == "Authorization"
+        refused = client(shown, operation_timeout_ms=60_000 if reported else 1000)
         with pytest.raises(ForeignError) as error:
             refused.producer(topic)
-        if told:
+        if reported:
             assert said in f"{error.value.kind} {error.value.message}"
         refused.close()
 

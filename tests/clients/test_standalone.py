@@ -185,7 +185,7 @@ def test_shared_subscription_divides_messages(server: ServerProcess, client: pul
 
 
 def test_exclusive_refuses_a_second_consumer(server: ServerProcess, client: pulsar.Client) -> None:
-    """The second Exclusive consumer is told that the subscription is taken, also once the first
+    """The second Exclusive consumer learns that the subscription is taken, also once the first
     has come back after a restart."""
     consumer = client.subscribe("exclusive", "s")
     for _ in before_and_after(server):
@@ -221,7 +221,7 @@ def test_negative_acknowledgement_redelivers(server: ServerProcess, client: puls
 
 def test_reader_and_last_message_id(server: ServerProcess, client: pulsar.Client) -> None:
     """`has_message_available` is right on an empty topic, at the end, and after a restart; a
-    reader starts where it is told."""
+    reader starts where it is placed."""
     reader = client.create_reader("read", pulsar.MessageId.earliest)
     assert not reader.has_message_available()
     producer = client.create_producer("read")
@@ -271,7 +271,7 @@ def test_cumulative_acknowledgement_and_seek(server: ServerProcess, client: puls
     consumer = client.subscribe("seek", "s")
     assert [consumer.receive(RECEIVE_MS).data() for _ in range(2)] == [b"8", b"9"]
     consumer.seek(identifiers[4])
-    # this client leaves out the message it seeks to, unless told otherwise
+    # this client leaves out the message it seeks to, unless configured otherwise
     assert consumer.receive(RECEIVE_MS).data() == b"5"
     consumer.close()
     server.kill()

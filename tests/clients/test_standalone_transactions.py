@@ -1,5 +1,5 @@
 """A standalone server as a transaction coordinator, as it is delivered: nothing of one until
-somebody asks, found at its own address, and the same after SIGKILL, SIGTERM or being switched
+a client asks, found at its own address, and the same after SIGKILL, SIGTERM or being switched
 off."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_an_administrators_question_wakes_it_too(tmp_path: Path) -> None:
 
 
 def _discovered(server: ServerProcess) -> tuple[int, str]:
-    """How many coordinators clients are told of, and where the first one is ("" = there is no
+    """How many coordinators are announced to clients, and where the first one is ("" = there is no
     such topic)."""
     wire = Wire(server.broker_port)
     try:
@@ -138,7 +138,7 @@ async def test_clients_are_led_to_the_server_itself(own: ServerProcess) -> None:
 
 @pytest.mark.parametrize("planned", [False, True], ids=["killed", "stopped"])
 async def test_transactions_survive_the_server(own: ServerProcess, planned: bool) -> None:
-    """SIGKILL or SIGTERM: outcomes are told again, an open transaction is committed by the same
+    """SIGKILL or SIGTERM: outcomes are reported again, an open transaction is committed by the same
     client, ids go on."""
 
     def lose() -> None:

@@ -98,7 +98,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 
 
 def unreadable(server: ServerProcess) -> list[dict[str, Any]]:
-    """What could not be read when somebody wanted it."""
+    """What could not be read when a client wanted it."""
     return [entry for entry in damage(server) if entry["what"] == "read"]
 
 

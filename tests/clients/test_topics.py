@@ -56,7 +56,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def pattern_consumer(client: pulsar.Client) -> pulsar.Consumer:
-    """This client looks for new topics once a minute, whatever it is told; a fresh consumer
+    """This client looks for new topics once a minute, whatever its settings; a fresh consumer
     looks at once."""
     return client.subscribe(
         re.compile("persistent://public/default/reg-.*"),

@@ -1,4 +1,4 @@
-"""REST about transactions: any broker tells what coordinators know, ends a transaction by force,
+"""REST about transactions: any broker reports what coordinators know, ends a transaction by force,
 and pulsar-admin understands it."""
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_a_broker_answers_for_all_coordinators(stage: Stage, holders: list[Holde
 def test_an_open_transaction_is_aborted_by_force_and_a_decided_one_is_not(
     stage: Stage, holders: list[Holder]
 ) -> None:
-    """Its client is then told that it was aborted; what was committed stays committed."""
+    """Its client then learns that it was aborted; what was committed stays committed."""
     broker, holder = stage.broker, holders[0]
     txn, committed = holder.begin(), holder.begin()
     assert not holder.end(committed, COMMIT).HasField("error")
@@ -140,11 +140,11 @@ def test_an_open_transaction_is_aborted_by_force_and_a_decided_one_is_not(
 
 
 @pytest.mark.etcd
-def test_a_coordinator_that_is_away_is_named_and_one_that_is_gone_is_answered_for(
+def test_a_coordinator_that_is_unavailable_is_named_and_one_that_is_gone_is_answered_for(
     stage: Stage, holders: list[Holder]
 ) -> None:
     """SIGKILL: the list says whose transactions are missing. Retired: the first coordinator
-    tells outcomes in its place."""
+    reports outcomes instead."""
     broker, last = stage.broker, stage.coordinators[1]
     ended, waiting = holders[1].begin(), holders[0].begin()
     assert not holders[1].end(ended, ABORT).HasField("error")
@@ -158,8 +158,8 @@ def test_a_coordinator_that_is_away_is_named_and_one_that_is_gone_is_answered_fo
         "number 1 retires", lambda: _state_of(stage, 1) is CoordinatorState.RETIRING, 2 * CHANGE_S
     )
     assert last.stop() == 0
-    status, told = _ask(broker, f"/magnetar/v1/transactions/{ended.most}/{ended.least}")
-    assert (status, told["status"]) == (200, "ABORTED")
+    status, outcome = _ask(broker, f"/magnetar/v1/transactions/{ended.most}/{ended.least}")
+    assert (status, outcome["status"]) == (200, "ABORTED")
     assert (
         _pulsar(broker, f"transactionMetadata/{ended.most}/{ended.least}")[1]["status"] == "ABORTED"
     )
@@ -171,7 +171,7 @@ def _state_of(stage: Stage, tcid: int) -> CoordinatorState | None:
 
 
 @pytest.mark.etcd
-async def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(
+async def test_the_owner_of_a_topic_shows_what_waits_there_for_a_transactions_end(
     stage: Stage,
 ) -> None:
     """Messages and acknowledgements of an open transaction, by topic and subscription, and

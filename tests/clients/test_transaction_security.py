@@ -54,7 +54,7 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -> None:
-    """The coordinator tells the topic by an internal token over TLS; another role may not end
+    """The coordinator notifies the topic by an internal token over TLS; another role may not end
     the transaction, a super user may."""
 
     async def scenario() -> None:
@@ -76,7 +76,7 @@ async def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -
 
     await _to_the_end(scenario())
     nothing = {"transactions": [], "more": False, "unreachable": []}
-    wait_for(  # a commit may be answered before its coordinator has heard of every topic
+    wait_for(  # a commit may be answered before every topic has answered its coordinator
         "no transaction is left",
         lambda: secured.rest("GET", "/magnetar/v1/transactions") == nothing,
     )

@@ -108,7 +108,7 @@ async def test_commits_and_aborts_of_acknowledgements(
         assert await is_quiet(await client.subscribe(topic, "s", type=kind))
 
 
-async def test_a_conflict_names_the_holder_and_aborts_whoever_was_too_late(
+async def test_a_conflict_names_the_holder_and_aborts_the_one_that_was_too_late(
     own: ServerProcess,
 ) -> None:
     """Two consumers of a subscription that were given the same message, one after the other."""

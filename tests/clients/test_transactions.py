@@ -1,5 +1,5 @@
 """Transactions with real processes: a coordinator that is killed or stopped, an etcd, our
-client; what was told stays true."""
+client; what was reported stays true."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 async def test_outcomes_and_open_transactions_survive_the_loss_of_the_process(stage: Stage) -> None:
-    """SIGKILL between commits: outcomes are told again, an open transaction is committed by the
+    """SIGKILL between commits: outcomes are reported again, an open transaction is committed by the
     same client, ids go on."""
 
     def lose() -> None:
@@ -74,7 +74,7 @@ async def test_a_planned_restart_fails_no_transaction(stage: Stage) -> None:
 @pytest.mark.parametrize("planned", [True, False], ids=["given back", "killed while retiring"])
 def test_a_client_goes_on_while_there_are_fewer_coordinators(stage: Stage, planned: bool) -> None:
     """From two to one under a client that knows both: no transaction fails, and the first
-    coordinator tells outcomes of the other."""
+    coordinator reports outcomes of the other."""
 
     async def scenario() -> None:
         async with asyncio.timeout(2 * TIMEOUT_S), Client(stage.broker.service_url) as client:

@@ -95,10 +95,10 @@ def test_versions_are_those_that_the_tests_run_with() -> None:
 
 
 def test_settings_are_the_servers() -> None:
-    """Every setting that it names exists, and the table of limits tells their defaults, in
+    """Every setting that it names exists, and the table of limits shows their defaults, in
     words."""
     defaults = BrokerSettings()
-    told = {
+    documented = {
         "transaction_timeout_max_s": (86_400.0, "1 day"),
         "transaction_outcome_kept_s": (600.0, "10 minutes"),
         "transactions_open_max": (100_000, "100 000"),
@@ -112,13 +112,13 @@ def test_settings_are_the_servers() -> None:
     }
     limits = re.findall(r"^\|[^|]+\|([^|]*`[^|]*)\| ([^|]+) \|$", GUIDE, re.MULTILINE)
     rows = {name: words for bounds, words in limits for name in re.findall(r"`(\w+)`", bounds)}
-    assert rows == {name: words for name, (_, words) in told.items()}
-    assert {name: getattr(defaults, name) for name in told} == {
-        name: value for name, (value, _) in told.items()
+    assert rows == {name: words for name, (_, words) in documented.items()}
+    assert {name: getattr(defaults, name) for name in documented} == {
+        name: value for name, (value, _) in documented.items()
     }
     assert defaults.transactions_enabled
     named = set(re.findall(r"`((?:transactions?|txn)_[a-z_]+)`", GUIDE))
-    assert {"transactions_enabled", *told} <= named
+    assert {"transactions_enabled", *documented} <= named
     assert [name for name in named if not hasattr(defaults, name)] == []
 
 

@@ -27,7 +27,7 @@ def test_every_figure_has_its_ratio() -> None:
     assert next(row for row in rows if row[:2] == ["with", "an"])[-1] == "+10.0%"
 
 
-def test_reopening_is_told_for_each_way_in_which_the_server_had_ended() -> None:
+def test_reopening_is_reported_for_each_way_in_which_the_server_had_ended() -> None:
     """With the time until the server was ready beside it."""
     aborted = Aborted(1000, 500.0, 2_000_000, {"kill -9": 0.5}, {"kill -9": 0.25}, {"kill -9": 1.5})
     assert (

@@ -155,7 +155,7 @@ def _members(layout: Path, without: set[str]) -> set[str]:
         return {name.rpartition("/")[2] for name in written.getnames()}
 
 
-def test_an_archive_is_complete_unless_told_what_is_known(tmp_path: Path) -> None:
+def test_an_archive_is_complete_but_for_what_is_known(tmp_path: Path) -> None:
     layout = _layout(tmp_path)
     digests = archive.blobs_of(layout, archive.manifest_of(layout, MANIFEST_NAME))
     everything = {
@@ -204,6 +204,6 @@ def _entrypoint(
     ).stdout.splitlines()
 
 
-def test_the_entry_point_runs_magnetar_or_what_it_is_told(tmp_path: Path) -> None:
+def test_the_entry_point_runs_magnetar_or_the_given_program(tmp_path: Path) -> None:
     assert _entrypoint(tmp_path) == ["magnetar"]
     assert _entrypoint(tmp_path, "other", "a b") == ["other", "a b"]

@@ -36,9 +36,9 @@ def test_what_is_cached_is_not_made_again(tmp_path: Path) -> None:
 
 
 def test_the_announcement_says_how_long_and_what() -> None:
-    told = announcement([Task("programs", "9 Go programs", (), 10)], cores=2, load=0)
-    assert told.startswith("about 7 minutes until the cluster is ready (2 cores, load 0.0)")
-    assert "programs: 9 Go programs" in told
+    text = announcement([Task("programs", "9 Go programs", (), 10)], cores=2, load=0)
+    assert text.startswith("about 7 minutes until the cluster is ready (2 cores, load 0.0)")
+    assert "programs: 9 Go programs" in text
 
 
 def _python(text: str) -> tuple[str, ...]:

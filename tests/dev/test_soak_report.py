@@ -1,4 +1,4 @@
-"""The soak's summary tells what happened, by kind of fault and by client."""
+"""The soak's summary shows what happened, by kind of fault and by client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_percentiles_are_values_that_occurred() -> None:
     ]
 
 
-def test_faults_are_told_by_kind_with_the_gaps_of_each_client() -> None:
+def test_faults_are_reported_by_kind_with_the_gaps_of_each_client() -> None:
     faults = [
         Fault("kill -9", "broker-0", 10.5, 13.5, 0.25),
         Fault("unload", "broker-1", 14.1, 14.9, 0.0, ("204", "204", "skipped")),

@@ -125,8 +125,8 @@ def test_a_slow_target_is_late_but_not_slower(proxy: TcpProxy) -> None:
 
 
 def test_one_that_never_listened_is_stopped_as_well() -> None:
-    """Not started, or on a port that is taken: whoever tidies up after a failed start goes on;
-    twice is once."""
+    """Not started, or on a port that is taken: a cleanup after a failed start goes on. Twice is
+    once."""
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         refused = TcpProxy(HOST, port, (HOST, port))

@@ -131,7 +131,7 @@ class Node:
         )
 
     def installed_images(self) -> tuple[str, str]:
-        """Our image and etcd's, as the release was told."""
+        """Our image and etcd's, as they were given to the release."""
         command = [
             *self.tools.helm,
             "get",
@@ -173,7 +173,7 @@ def node() -> Iterator[Node]:
 
 class Traffic:
     """The official Python client producing and consuming all the while, with a record of
-    everything it was told."""
+    every answer and message."""
 
     def __init__(self, service_url: str, topics: list[str], **shown: Any) -> None:
         """`shown`: more arguments of the official client, as for TLS and tokens."""

@@ -215,8 +215,9 @@ def test_the_example_closes_it_and_certificates_come_and_go_under_traffic(
             lambda: secured.served(NODE_PORT + 1) not in ("", was),
         )
         secured.put_certificate(key_of=sound)
-        took["told"] = node.wait(
-            "a key of another is told", lambda: _reason(node, "Certificate") == "TlsSecretUnusable"
+        took["reported"] = node.wait(
+            "a key of another is reported",
+            lambda: _reason(node, "Certificate") == "TlsSecretUnusable",
         )
         secured.put_certificate()
         node.wait(

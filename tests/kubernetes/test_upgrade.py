@@ -163,7 +163,7 @@ def _change_namespace(node: Node, generation: int, ttl_s: int, by: Version) -> N
     )
 
 
-def _told_of_namespace(node: Node) -> list[str]:
+def _events_of_namespace(node: Node) -> list[str]:
     """Events about the TopicNamespace that an upgrade must not cause."""
     events = node.get(
         "events", "", "-n", NAMESPACE, "--field-selector", "involvedObject.kind=TopicNamespace"
@@ -264,7 +264,7 @@ def test_upgrade_rollback_and_upgrade_fail_no_send(
             _change_namespace(node, generation, ttl_s, version)
         traffic.verify()
     assert _rest(node, f"{POLICIES}/bundles")["boundaries"] == bundles
-    assert _told_of_namespace(node) == []
+    assert _events_of_namespace(node) == []
 
 
 def _reconciled(pod: dict[str, Any]) -> bool:

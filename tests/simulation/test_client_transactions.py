@@ -295,7 +295,7 @@ async def tell_the_truth(model: Model, client: Client) -> None:
             continue  # not begun, or a refused part
         else:
             state = model.known[txn.id].state
-            # an abort that nobody heard is left to the timeout
+            # an abort that did not arrive is left to the timeout
             assert (state == "COMMITTED") is (number % 4 != 0)
 
 

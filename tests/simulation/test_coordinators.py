@@ -16,12 +16,12 @@ SEEDS = SeedRange("coordinators:counted", 30, chunk=15)
 HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written
     "begun": 38,
-    "told COMMIT": 24,
-    "told ABORT": 14,
-    "told again": 50,
+    "answered COMMIT": 24,
+    "answered ABORT": 14,
+    "answered again": 50,
     "timed out": 5,
-    "heard": 40,
-    "heard again": 5,
+    "received": 40,
+    "received again": 5,
     "coordinator.ready": 4.5,
     "coordinator.failed": 0.5,
     "coordinator.waits": 4,

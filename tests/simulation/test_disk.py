@@ -141,7 +141,7 @@ def test_an_append_that_was_cancelled_goes_on_as_a_thread_would() -> None:
     in_world(story)
 
 
-def test_a_taker_makes_durable_what_its_predecessor_failed_to_flush() -> None:
+def test_a_new_owner_makes_durable_what_its_predecessor_failed_to_flush() -> None:
     """A failed flush leaves pages that are marked clean: only writing them again helps, and then
     no power loss takes them."""
 
@@ -150,12 +150,12 @@ def test_a_taker_makes_durable_what_its_predecessor_failed_to_flush() -> None:
         log = await a.volume.create_log("logs/a", 4096, b"")
         world.set_faults(Faults.none().but(flush_error_probability=1.0))
         with pytest.raises(StorageError):
-            await log.append(0, [b"seen by the taker"], "claims/a")
+            await log.append(0, [b"seen by new owner"], "claims/a")
         world.set_faults(Faults.none())
 
     async def take(b: Environment) -> None:
         found = await b.volume.read("logs/a", 0, 17)
-        assert found == b"seen by the taker"
+        assert found == b"seen by new owner"
         await b.volume.make_durable("logs/a", 0, found)
         with pytest.raises(FileNotFoundError):
             await b.volume.make_durable("logs/b", 0, found)
@@ -165,7 +165,7 @@ def test_a_taker_makes_durable_what_its_predecessor_failed_to_flush() -> None:
             world.complete(fail(world.outsider("a")), within_s=5.0)
             world.complete(take(world.outsider("b")), within_s=5.0)
             world.power_loss()
-            assert world.disk.names["logs/a"].read(0, 17) == b"seen by the taker"
+            assert world.disk.names["logs/a"].read(0, 17) == b"seen by new owner"
 
 
 def test_names_that_lead_elsewhere_are_refused() -> None:
@@ -212,17 +212,17 @@ def test_what_was_acknowledged_survives_power_losses() -> None:
         log = await a.volume.create_log("logs/a", 1 << 20, b"")
         for number in range(1, 200):
             await log.append((number - 1) * 8, [number.to_bytes(8, "big")], "claims/a")
-            told.append(number)
+            acknowledged.append(number)
 
     for seed in range(30):
-        told: list[int] = []
+        acknowledged: list[int] = []
         with World(seed) as world:
             world.node("a", main)
             world.run(0.05 + 0.01 * seed)
             world.power_loss()
-            content = world.disk.names["logs/a"].read(0, 1600) if told else b""
+            content = world.disk.names["logs/a"].read(0, 1600) if acknowledged else b""
             found = [
                 int.from_bytes(content[start : start + 8], "big")
                 for start in range(0, len(content), 8)
             ]
-            assert found[: len(told)] == told
+            assert found[: len(acknowledged)] == acknowledged

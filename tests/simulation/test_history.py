@@ -46,7 +46,7 @@ def healthy() -> History:
     history = History()
     sent(history, 0, Position(OLD, 0))
     history.receipt(TOPIC, Position(OLD, 0), "a")
-    # no answer: the connection was lost, and the resend below is told where the first copy is
+    # no answer: the connection was lost, and the answer to the resend below names the first copy
     history.send(TOPIC, "p", 1, b"1")
     sent(history, 1, Position(OLD, 1))
     history.send(TOPIC, "q", 0, b"q0").failed()

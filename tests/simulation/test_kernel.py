@@ -112,30 +112,30 @@ def test_a_failing_main_ends_the_run_with_seed_time_and_events() -> None:
 
 
 def test_a_crash_runs_no_finally_and_no_except() -> None:
-    told: list[str] = []
+    recorded: list[str] = []
 
     async def main(environment: Environment) -> None:
-        told.append(f"life {environment.life}")
+        recorded.append(f"life {environment.life}")
         try:
             await asyncio.gather(asyncio.sleep(100.0), nested())
         except BaseException:
-            told.append("except")
+            recorded.append("except")
             raise
         finally:
-            told.append("finally")
+            recorded.append("finally")
 
     async def nested() -> None:
         try:
             await asyncio.sleep(100.0)
         finally:
-            told.append("nested finally")
+            recorded.append("nested finally")
 
     with World(1) as world:
         world.node("a", main)
         world.at(1.0, world.crash, "a")
         world.at(2.0, world.restart, "a")
         world.run(50.0)
-        assert told == ["life 1", "life 2"]
+        assert recorded == ["life 1", "life 2"]
 
 
 def test_a_crash_at_any_step_stops_the_node_at_that_step() -> None:

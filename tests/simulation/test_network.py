@@ -200,7 +200,7 @@ def test_peers_of_a_crashed_process_learn_of_it_and_its_port_refuses() -> None:
         pair.world.crash("b")
         pair.world.run(1.0)
         endings.add(pair.near.events[-1])
-        assert pair.far.events == ["made"], "the dead side is told nothing"
+        assert pair.far.events == ["made"], "the dead side is not notified"
         with pytest.raises(ConnectionRefusedError):
             pair.world.complete(
                 pair.world.outsider("c").network.connect("b", PORT, Recorder), within_s=1.0

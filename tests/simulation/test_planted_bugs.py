@@ -52,8 +52,7 @@ NOTICED_BY = {
     "planted_merges": {
         # where the log refuses an id that it has had, the broker ends itself
         "merged_bundle_begins_in_the_term_of_one_parent": r": AssertionError\(\(|invariant [14]",
-        "merged_bundle_begins_behind_what_was_written_meanwhile": "invariant [123]|after a "
-        "seek|never got",
+        "merged_bundle_begins_behind_concurrent_writes": "invariant [123]|after a seek|never got",
         "checkpoint_of_one_parent": "invariant [123]|after a seek|never got",
         "files_of_one_parent_are_not_listed": "invariant 1",
         "merged_manifest_covers_what_one_parent_has_not": "invariant 1|after a seek|never got",
@@ -77,38 +76,38 @@ NOTICED_BY = {
         "an_end_is_only_remembered": "takes producers|was terminated at|was said to end|after its "
         "end",
         "a_topic_goes_on_behind_its_end": "was terminated at|after its end|was said to end",
-        "the_end_is_not_told": "were not told",
+        "the_end_is_not_reported": "were not notified",
         "the_young_expire": "though it has not expired",
         "nothing_expires": "is still delivered",
-        "held_for_ever": "a producer is still held",
+        "held_permanently": "a producer is still held",
         "ages_go_by_the_wall_clock": "was expired at the age of|though it has not expired|is still "
         "delivered",
         "ages_are_taken_as_they_are": "was expired at the age of|though it has not expired|is "
         "still delivered",
         "unused_by_the_wall_clock": "after it was in use|has not been used for long",
         "only_looks_see_use": "after it was in use",
-        "chunks_go_to_whoever_is_next": "never got",
+        "chunks_go_to_any_consumer": "never got",
     },
     "planted_coordinators": {
-        "answered_before_the_flush": "given twice|is not known|have not heard|never heard|it is no "
-        "part|nobody was given|, and is \\w+ now",
+        "answered_before_the_flush": "given twice|is not known|have not learned|never learned|"
+        "it is no part|nobody was given|, and is \\w+ now",
         "log_is_not_replayed": "given twice|is not known",
         "checkpoint_without_outcomes": "is not known",
         "checkpoint_without_the_next_id": "given twice",
         # the log decides what is open, or ends what nobody has decided: it cannot be replayed
         "checkpoint_without_decisions": "after the last fault|, and is \\w+ now|and then",
-        "checkpoint_without_participants": "never heard|have not heard",
-        "nothing_is_carried_on": "never heard",
+        "checkpoint_without_participants": "never learned|have not learned",
+        "nothing_is_carried_on": "never learned",
         "timeouts_end_with_the_life": "left to its timeout",
         "lives_begin_at_the_walls_time": "which nobody has asked for|is not known|, and is \\w+ now",
         # the log decides a transaction twice: it cannot be replayed
         "the_last_word_counts": "was (ABORT|COMMIT), and is (ABORT|COMMIT) now|and then|after the "
         "last fault",
-        "a_failure_counts_as_an_answer": "never heard|have not heard",
-        "the_watermark_is_the_highest_ended": "have not heard|after its end",
-        "what_has_ended_takes_more": "after its end|never heard|have not heard",
-        "a_former_life_is_not_fenced": "given twice|was given after|, and is \\w+ now|and then|is "
-        "not known|never heard|have not heard",
+        "a_failure_counts_as_an_answer": "never learned|have not learned",
+        "the_watermark_is_the_highest_ended": "have not learned|after its end",
+        "what_has_ended_takes_more": "after its end|never learned|have not learned",
+        "the_previous_incarnation_is_not_fenced": "given twice|was given after|, and is \\w+ now|"
+        "and then|is not known|never learned|have not learned",
         "collector_forgets_coordinators": "after the last fault",
     },
     "planted_transactions": {
@@ -153,7 +152,7 @@ SEEN_AT = {
     "keys_move_without_draining": 20,
     "stand_by_goes_on_without_rewinding": 11,
     "files_of_the_parent_go_with_it": 15,
-    "held_for_ever": 15,
+    "held_permanently": 15,
     "a_failure_counts_as_an_answer": 20,
     "a_repetition_is_taken_again": 1,
     "no_snapshot_before_trimming": 12,

@@ -79,7 +79,7 @@ KEPT_SEEDS = {
     6956: "a reader met a file that had been collected while the store was unavailable, and its delivery "
     "ended",
 }
-"""Beyond the range above, and once wrong; what went wrong within it is told by the stories."""
+"""Beyond the range above, and once wrong; the stories show what went wrong within it."""
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_the_service_was_as_bad_as_it_may_be() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_no_owner_acknowledges_what_its_taker_has_not_read() -> None:
+def test_no_owner_acknowledges_what_the_new_owner_has_not_read() -> None:
     """Fenced asleep in the middle of any request, or awake; also when its files are gone before
     it wakes."""
     found = run_seeds("slot_takeovers:run", range(TAKEOVER_SEEDS))

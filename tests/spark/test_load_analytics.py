@@ -88,7 +88,7 @@ def test_windows_have_the_means_of_their_samples(
     assert total[known].max() <= 2.5
 
 
-def test_bundles_are_told_apart(spark: SparkSession, tmp_path: Path, trace: Trace) -> None:
+def test_bundles_are_distinguished(spark: SparkSession, tmp_path: Path, trace: Trace) -> None:
     found = measured(spark, tmp_path, trace.write(tmp_path))
     by_name = {bundle.name: bundle for bundle in found.bundles}
     assert set(by_name) == {HOT, DAILY, COLD, COOL, PLAIN, OTHER}

@@ -147,7 +147,7 @@ class Peer:
     async def subscribe(
         self, consumer_id: int = 1, topic: str = TOPIC, **values: Any
     ) -> api.BaseCommand:
-        """SUBSCRIBE (Exclusive, from the beginning unless told otherwise); the answer."""
+        """SUBSCRIBE (by default Exclusive, from the beginning); the answer."""
         options: dict[str, Any] = {
             "subscription": "s",
             "subType": 0,

@@ -48,8 +48,8 @@ CHECKPOINT_BYTES = 4 << 10
 
 @dataclass
 class Life:
-    """One incarnation: `answers` are what left it, in order; `failed` is done, with the reason, once
-    nothing leaves it any more."""
+    """One incarnation: `answers` are what left it, in order; `failed` is done, with the reason,
+    once nothing leaves it any more."""
 
     claim: CoordinatorClaim
     lease: int

@@ -8,7 +8,7 @@ from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.clients.coordinators import Type, Wire
 
-TOPIC = "persistent://public/default/told"
+TOPIC = "persistent://public/default/held"
 
 
 TIMEOUT_MS = 600_000

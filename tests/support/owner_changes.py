@@ -1,7 +1,7 @@
 """Three transactions at a broker whose bundle then gets another owner.
 
-Owns: the transactions (one committed, one open, one aborted), and the ways in which the bundle
-leaves its broker. Imports: the pair of brokers, their transactions.
+Owns: the transactions (one committed, one open, one aborted), and how the bundle leaves its
+broker. Imports: the pair of brokers, their transactions.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPICS = "/admin/v2/persistent/public/default"
 
 
-def told(refusal: Mapping[str, str]) -> str:
+def refusal_text(refusal: Mapping[str, str]) -> str:
     """All that a refusal says: what is wrong, and what to do."""
     return "; ".join(refusal[part] for part in ("reason", "remedy") if part in refusal)
 

@@ -1,6 +1,6 @@
 """A transaction coordinator in a few lines, beside the scripted broker.
 
-It keeps what it was told and answers as documented: END_TXN is idempotent and its outcome can be
+It keeps what it received and answers as documented: END_TXN is idempotent and its outcome can be
 asked for.
 """
 

@@ -116,8 +116,10 @@ class Course:
     def sought(self, ordinal: int) -> None:
         self.read = ordinal
 
-    def told(self, handle: int, active: bool) -> None:
-        raise AssertionError(f"{self.kind} tells nobody that it is active: {handle}, {active}")
+    def notified(self, handle: int, active: bool) -> None:
+        raise AssertionError(
+            f"{self.kind} notifies no consumer that it is active: {handle}, {active}"
+        )
 
     def given_back(self, handle: int, ranges: list[tuple[int, int]] | None) -> None:
         """REDELIVER of a connected consumer."""
@@ -221,7 +223,7 @@ class Course:
         """Time goes on: what the host does before it delivers."""
         for handle, active in self.subscription.advance(self.now_ms):
             assert isinstance(handle, int)
-            self.told(handle, active)
+            self.notified(handle, active)
 
     def flow(self) -> None:
         handle, permits = self.any_consumer(), self.random.randint(1, 12)

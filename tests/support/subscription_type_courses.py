@@ -48,7 +48,7 @@ class FailoverCourse(Course):
         candidates = sorted(handle for handle in self.held if self.priorities[handle] == best)
         return candidates[PARTITION % len(candidates)] if candidates else None
 
-    def told(self, handle: int, active: bool) -> None:
+    def notified(self, handle: int, active: bool) -> None:
         assert active == (handle == self.active())
         if active:
             self.serving = handle
@@ -258,7 +258,7 @@ class KeySharedCourse(SharedCourse):
         self.replays -= set(ordinals)
 
     def check_key(self, handle: int, ordinal: int) -> None:
-        """Nothing before it of the same key is with somebody else, or not delivered yet.
+        """Nothing before it of the same key is with another consumer, or not delivered yet.
 
         Delays are outside of that order, and a message in chunks has its place where it began: its
         consumer gets the rest of it.

@@ -1,6 +1,6 @@
 """What a transactional client and its coordinator say to a broker, frame by frame.
 
-Owns: SENDs that name a transaction, and the ends that a coordinator tells. The tests play the
+Owns: SENDs that name a transaction, and the ends that a coordinator sends. The tests play the
 coordinator.
 """
 

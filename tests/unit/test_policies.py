@@ -175,7 +175,7 @@ def test_every_policy_is_read_and_only_it_changes(key: str) -> None:
 def test_a_value_that_cannot_be_read_is_refused_by_name_and_kept_apart(
     key: str, value: Any
 ) -> None:
-    """Nothing bad is stored; and what is stored badly by somebody else spoils nothing but
+    """Nothing bad is stored; and what is stored badly by another writer spoils nothing but
     itself."""
     with pytest.raises(InvalidRequest, match=key):
         checked({key: value})

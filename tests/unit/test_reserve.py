@@ -59,7 +59,7 @@ def test_what_finds_no_space_in_spite_of_it_fails_and_other_errors_cost_nothing(
 def test_it_is_filled_only_when_more_than_it_takes_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was just given back to somebody who waits for it is not taken again."""
+    """What was just given back to a caller that waits for it is not taken again."""
     kept, free = Reserve(str(tmp_path / "r"), SIZE), [SIZE + STEP - 1]
     monkeypatch.setattr(reserve, "free_bytes", lambda _directory: free[0])
     assert kept.refill() == SIZE

@@ -74,8 +74,8 @@ def run_produce(access: Access, service_url: str, screen: Screen, publishing: Pu
 
 
 async def _reached(service_url: str, work: Callable[[str], Coroutine[Any, Any, int]]) -> int:
-    """`work` with the addresses that answer first, unless none of them accepts connections: a client would
-    try for half a minute."""
+    """`work` with the addresses that answer first, unless none of them listens: a client would try for
+    half a minute."""
     answering, failures = [], []
     for endpoint in parse_service_url(service_url):
         try:

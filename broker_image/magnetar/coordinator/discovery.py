@@ -97,6 +97,6 @@ class CoordinatorDiscovery:
 
 
 async def withdraw(store: MetadataStore) -> None:
-    """A server that has no coordinator leads no client to the one that it had. Raises StoreError."""
+    """A server that has no coordinator leads no client to its former one. Raises StoreError."""
     if await store.get(keys.COORDINATOR_SET) is not None:
         await store.transact([], [Delete(keys.COORDINATOR_SET)])

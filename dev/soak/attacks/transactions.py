@@ -97,7 +97,7 @@ async def many_participants(target: Target) -> str:
 
 
 async def ends_of_others(target: Target) -> str:
-    """Ends of transactions that do not exist, at both kinds of processes' doors."""
+    """Ends of transactions that do not exist, sent to a coordinator."""
     raw = await _coordinator(target)
     try:
         chance = target.chance

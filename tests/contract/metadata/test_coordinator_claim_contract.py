@@ -85,22 +85,22 @@ def test_a_second_process_of_a_number_waits_until_the_first_one_has_left(backend
     backend.run(scenario)
 
 
-def test_addresses_that_change_are_told_by_the_holder_alone(backend: Backend) -> None:
-    """They go with the lease as before; whoever has lost the number tells nothing any more."""
+def test_changed_addresses_are_advertised_by_the_holder_alone(backend: Backend) -> None:
+    """They go with the lease as before; a claim that lost the number advertises nothing more."""
 
     async def scenario(store: PatientStore) -> None:
         first, second = claim(store, backend, 0, "a"), claim(store, backend, 0, "b")
-        lease, told = (
+        lease, advertised = (
             await store.grant_lease(60),
             {"public": ListenerAddress("pulsar://198.51.100.1:6650")},
         )
         await first.acquire(lease)
         await first.settle(lambda: 0)
-        await first.advertise(told)
+        await first.advertise(advertised)
         item = await store.get(keys.coordinator_claim(0))
         assert item is not None
         record = CoordinatorClaimRecord.decode(item.value)
-        assert (record.incarnation, record.listeners) == (first.incarnation, told)
+        assert (record.incarnation, record.listeners) == (first.incarnation, advertised)
         await store.revoke_lease(lease)
         async with asyncio.timeout(TIMEOUT_S):
             await second.acquire(await store.grant_lease(60))
@@ -114,7 +114,7 @@ def test_addresses_that_change_are_told_by_the_holder_alone(backend: Backend) ->
 
 
 def test_numbers_are_announced_in_order_and_only_below_the_limit(backend: Backend) -> None:
-    """Whoever comes first, clients are never told of a number that was not ready."""
+    """Whichever claim comes first, clients never learn of a number that was not ready."""
 
     async def scenario(store: PatientStore) -> None:
         claims = [claim(store, backend, tcid, "a") for tcid in range(3)]

@@ -93,7 +93,7 @@ async def test_every_component_may_do_its_work_and_no_more(tmp_path: Path) -> No
             allowed=[keys.OPERATOR_TERM, keys.CORDONS + "b"],
             forbidden=[],
         )
-        for stranger in (MEMBER, "somebody"):
+        for stranger in (MEMBER, "unknown-user"):
             other = guarded.store(stranger)
             with pytest.raises(StoreError):
                 await other.get(keys.CLUSTER)
@@ -206,7 +206,7 @@ async def test_renewed_certificates_are_used_by_both_sides_without_a_restart(
 
 
 def shown_by(guarded: Guarded) -> bytes | None:
-    """The certificate that etcd shows to whoever connects now."""
+    """The certificate that etcd shows to new connections."""
     context = ssl.create_default_context(cafile=str(guarded.directory / AUTHORITY_FILE))
     context.load_cert_chain(guarded.directory / CERTIFICATE_FILE, guarded.directory / KEY_FILE)
     with (

@@ -200,7 +200,7 @@ async def test_a_caller_that_loses_patience_reaches_another_member_next(
         frozen.kill()
 
 
-async def test_a_watch_resumes_after_its_member_was_away(server: EtcdServer) -> None:
+async def test_a_watch_resumes_after_its_member_was_down(server: EtcdServer) -> None:
     async def scenario(store: EtcdStore) -> None:
         start = await PatientStore(store).put("w", b"0") + 1
         watch = store.watch("w", start)
@@ -238,7 +238,7 @@ async def test_a_watch_on_a_silent_connection_reconnects(
         assert (await anext(watch)).events[0].value == b"frozen"
         waiting = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(2.5 * etcd.WATCH_SILENCE_S)
-        assert not waiting.done(), "asking for progress does not disturb a watch that hears nothing"
+        assert not waiting.done(), "asking for progress does not disturb a silent watch"
         frozen.freeze()
         other = patient_store(server)
         for _turn in range(2):  # revisions 2 and 3: the watch resumes at 3
@@ -385,8 +385,8 @@ def test_malformed_endpoints_are_refused_by_name(endpoint: str, words: str) -> N
 async def test_a_request_under_way_on_a_connection_that_is_replaced_does_not_end_its_task(
     server: EtcdServer,
 ) -> None:
-    """gRPC reports the end of the channel as a cancellation, by which a task would end without a
-    word: a read is sent again on the new one, a write raises our error."""
+    """gRPC reports the end of the channel as a cancellation, by which a task would end
+    silently: a read is sent again on the new one, a write raises our error."""
 
     async def scenario(store: EtcdStore) -> None:
         await store.put("k", b"1")

@@ -38,7 +38,7 @@ STOP_TIMEOUT_S = 120.0
 
 @dataclass
 class Pod:
-    """One life of a pod: its container may end, and is started again."""
+    """One incarnation of a pod: its container may end, and is started again."""
 
     template: int
     process: subprocess.Popen[bytes] | None = None

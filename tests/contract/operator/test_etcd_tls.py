@@ -199,7 +199,7 @@ async def addresses(opened: EtcdStore) -> list[str]:
     return [url for member in answer.members for url in member.peerURLs]
 
 
-async def test_nobody_without_a_certificate_is_heard(tmp_path: Path, keyring: Keyring) -> None:
+async def test_clients_without_a_certificate_are_refused(tmp_path: Path, keyring: Keyring) -> None:
     """Only the probe needs neither certificate nor user."""
     pod = Pod(tmp_path, keyring)
 

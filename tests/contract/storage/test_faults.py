@@ -239,9 +239,9 @@ def test_whatever_the_disk_does_what_was_acknowledged_is_read_back(
                 await asyncio.sleep(0.01)
         volume.faults = VolumeFaults()
         await asyncio.sleep(1.0)
-        taker = world.outsider("new owner").volume
-        sealed = await fence(taker, INCARNATION)
-        read = await read_numbers(taker, None)
+        new_owner = world.outsider("new owner").volume
+        sealed = await fence(new_owner, INCARNATION)
+        read = await read_numbers(new_owner, None)
         assert done.items() <= read.items()
         assert not sealed or sealed[0].length >= FILE_HEADER_BYTES
 

@@ -138,7 +138,7 @@ def test_appends_land_one_behind_another(case: VolumeCase, tmp_path: Path) -> No
     play(case, script, tmp_path)
 
 
-def test_after_the_end_of_its_log_an_append_is_fenced_for_ever(
+def test_after_the_end_of_its_log_an_append_is_fenced_permanently(
     case: VolumeCase, tmp_path: Path
 ) -> None:
     async def script(volume: Volume) -> None:

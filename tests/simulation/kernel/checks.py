@@ -118,7 +118,7 @@ def _lost_sends(history: History) -> Iterator[Violation]:
 
 
 def _given_up(history: History) -> set[tuple[str, Position]]:
-    """What may be gone: messages of trimmed topics that somebody acknowledged, confirmed or not.
+    """What may be gone: messages of trimmed topics that a consumer acknowledged, confirmed or not.
     (Nobody acknowledges those cumulatively.)"""
     return {
         (ack.session.topic, ack.position)
@@ -189,7 +189,7 @@ def _real_time(history: History) -> Iterator[Violation]:
     """Sweep each topic in real time: at every first invocation, remember the highest position
     acknowledged before it."""
     invoked: dict[tuple[str, str, int], int] = {}
-    # a resend may be told the position of its first copy, so the first invocation counts
+    # a resend may get the position of its first copy, so the first invocation counts
     for send in history.sends:
         invoked.setdefault((send.topic, send.producer, send.sequence), send.invoked)
     located = [

@@ -180,7 +180,7 @@ class Disk:
         return sum(inode.size for inode in self.names.values()) + self.reserve
 
     def fill(self, slack: int) -> None:
-        """Somebody else takes all that is free but `slack` bytes."""
+        """Another program takes all that is free but `slack` bytes."""
         self.limit = self.used + slack
 
     def has_room(self, size: int) -> bool:

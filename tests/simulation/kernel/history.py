@@ -1,4 +1,4 @@
-"""What clients asked for and what they were told.
+"""What clients asked for and which answers they got.
 
 Owns: `History`, the record of client operations and of a few broker facts, in one total order.
 Imports: dataclasses, the checks. The recorders know nothing of the broker: they take plain names,

@@ -1,4 +1,4 @@
-"""One life of a simulated process.
+"""One incarnation of a simulated process.
 
 Owns: `Node` (what the loop must know of a process: alive, paused, its queue, its tasks) and the
 context variable that says whose code runs. Imports: asyncio, contextvars. Invariant: a node's life

@@ -223,7 +223,7 @@ class SimWatch:
         core = self._server.core
         try:
             complete = False
-            # at least once: a watch that starts in the compacted past must be told
+            # at least once: a watch that starts in the compacted past must get the error
             while not complete:
                 batches, self._next = core.batches(self._prefix, self._next, core.revision)
                 self._arrived.extend(batches)

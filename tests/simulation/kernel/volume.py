@@ -443,8 +443,8 @@ def _checked(name: str) -> str:
 async def _carry_out(
     outcome: asyncio.Future[T], work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts
 ) -> None:
-    """Do the work and tell whoever still waits: as with `asyncio.shield`, but without the two
-    steps that its callbacks are."""
+    """Do the work and answer a caller that still waits: as with `asyncio.shield`, but without
+    the two steps that its callbacks are."""
     try:
         result = await work(*args)
     except asyncio.CancelledError:

@@ -42,8 +42,8 @@ def duplicates_without_deduplication(seed: int) -> dict[str, int]:
 
 
 def _through_trouble(seed: int, policies: dict[str, Any]) -> dict[str, int]:
-    # Long steps of the disk: whoever crashes has probably written something that nobody has heard
-    # of.
+    # Long steps of the disk: a broker that crashes has probably written something that no
+    # client knows.
     faults = Faults.none().but(disk_step_s=(0.005, 0.03), latency_s=(0.001, 0.02))
     with Story(seed, faults) as story:
         cluster = story.cluster
@@ -121,24 +121,24 @@ def seek_while_the_disk_is_slow(seed: int) -> dict[str, int]:
 
 
 def created_for_one_and_lost_for_the_other(seed: int) -> dict[str, int]:
-    """Two consumers create a subscription at once, and the power fails: what either of them was
-    told must still be there."""
+    """Two consumers create a subscription at once, and the power fails: what either of them got
+    confirmed must still be there."""
     with Story(seed) as story:
         cluster = story.cluster
-        told: list[str] = []
+        confirmed: list[str] = []
 
         async def subscribe(environment: Environment) -> None:
             await client_of(environment).subscribe(
                 TOPIC, "shared", type="Shared", initial_position="Latest"
             )
-            told.append(environment.name)
+            confirmed.append(environment.name)
             await asyncio.Event().wait()
 
         cluster.set_faults(Faults.none().but(flush_s=(0.5, 0.5)))
         for name in ("first", "second"):
             cluster.node(name, subscribe, on_volume=False)
             cluster.run(0.1)
-        story.until(lambda: bool(told))
+        story.until(lambda: bool(confirmed))
         cluster.power_loss()
         for name in ("first", "second"):
             cluster.crash(name)
@@ -158,14 +158,14 @@ async def _receive_one(client: Client, subscription: str, initial_position: str)
         await consumer.receive(timeout_s=5)
     except TimeoutError:
         raise AssertionError(
-            f"subscription {subscription!r} is not what its clients were told it is"
+            f"subscription {subscription!r} is not what was confirmed to its clients"
         ) from None
     await consumer.close()
 
 
 def unsubscribed_while_the_bundle_leaves(seed: int) -> dict[str, int]:
-    """RELEASE is on its way to the disk: what is written behind it is void, so nobody may be
-    told that it is done."""
+    """RELEASE is on its way to the disk: what is written behind it is void, so no client may
+    get a confirmation."""
     with Story(seed) as story:
         cluster = story.cluster
 

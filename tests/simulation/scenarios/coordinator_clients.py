@@ -116,7 +116,7 @@ class CoordinatorClient:
             ) from refusal
         else:
             outcome = action
-        self.ledger.told(known, outcome)
+        self.ledger.answered(known, outcome)
         return outcome
 
 

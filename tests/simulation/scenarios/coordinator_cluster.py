@@ -92,8 +92,8 @@ class CoordinatorCluster(Cluster):
         self.run_until(lambda: self._announced() == NUMBERS, START_S)
 
     async def run_coordinator(self, environment: Environment) -> None:
-        """One life of a coordinator process, ended by its first failure; where the number is
-        scaled away, of none."""
+        """One incarnation of a coordinator process, ended by its first failure. It begins once the
+        number is not scaled away."""
         name = environment.name
         while tcid_of(name) >= self._away_from:
             await asyncio.sleep(LOOK_S)
@@ -161,7 +161,7 @@ class CoordinatorCluster(Cluster):
             await asyncio.sleep(chance.uniform(*OUTLIVED_EVERY_S))
             if self.now >= until_s:
                 return
-            number = NUMBERS - 1  # there is somebody who waits for it
+            number = NUMBERS - 1  # a process waits for it
             holders = [
                 name
                 for name, found in self.coordinators.items()
@@ -215,7 +215,7 @@ class CoordinatorCluster(Cluster):
         ]
 
     def check_endings(self) -> None:
-        """Nothing ended itself, no request failed, and no damage is told of, without a reason.
+        """Nothing ended itself, no request failed, and no damage is reported, without a reason.
         Raises AssertionError."""
         unexplained = self.evidence.unexplained()
         assert not unexplained, f"processes ended themselves without a reason: {unexplained}"
@@ -228,7 +228,7 @@ class CoordinatorCluster(Cluster):
             if broker.ready
             for found in broker.context.damage.listed()
         ]
-        assert not damage, f"storage is told to be damaged, and is not: {damage}"
+        assert not damage, f"storage is reported as damaged, and is not: {damage}"
 
     def open_transactions(self) -> int:
         """Transactions that have not ended everywhere, of the numbers that are served."""

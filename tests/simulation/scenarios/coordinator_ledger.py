@@ -1,8 +1,8 @@
-"""What clients asked of coordinators and were told, and what participants heard.
+"""What clients asked of coordinators, the answers, and what participants received.
 
 Owns: `Ledger`, and the promises of a coordinator judged from it: an id is given once and ids rise;
-what was answered of an outcome never changes; every participant hears one decision, the one that
-clients were told, and no other; the low watermark passes nothing that has not ended; what nobody
+what was answered of an outcome never changes; every participant receives one decision, the one
+that clients got, and no other; the low watermark passes nothing that has not ended; what no client
 ends times out, and nothing else does. Imports: transactions (names). Invariant: it only accuses; an
 answer that did not come decides nothing.
 """
@@ -38,20 +38,20 @@ class Known:
 
 
 class Ledger:
-    """One run's. `gone` are participants that do not exist: they hear nothing and count as
+    """One run's. `gone` are participants that do not exist: they receive nothing and count as
     ended."""
 
     def __init__(self, long_timeout_s: float, gone: frozenset[Participant]) -> None:
         self.known: dict[TxnId, Known] = {}
         self.counts: Counter[str] = Counter()
-        self.heard: dict[tuple[Participant, TxnId], Action] = {}
+        self.received: dict[tuple[Participant, TxnId], Action] = {}
         self._long_timeout_s, self._gone = long_timeout_s, gone
         self._highest: dict[int, int] = {}
         self._unfinished: dict[int, dict[int, Known]] = {}
         self._watermarks: dict[int, int] = {}
         self._violations: list[str] = []
 
-    # --- what clients are told --------------------------------------------------------------------
+    # --- answers to clients -----------------------------------------------------------------------
 
     def mark(self) -> dict[int, int]:
         """Ids given so far, by number: one that is asked for now is higher."""
@@ -88,7 +88,7 @@ class Ledger:
         known.joined.add(participant)
         self.counts["joined"] += 1
 
-    def told(self, known: Known, outcome: Action) -> None:
+    def answered(self, known: Known, outcome: Action) -> None:
         """An END_TXN was answered, with success or by the name of the other outcome."""
         if known.outcome is not None and known.outcome is not outcome:
             raise PromiseBroken(
@@ -100,33 +100,37 @@ class Ledger:
             raise PromiseBroken(
                 f"transaction {known.txn} is {outcome.name}, which nobody has asked for"
             )
-        self.counts["told again" if known.outcome is not None else f"told {outcome.name}"] += 1
+        self.counts[
+            "answered again" if known.outcome is not None else f"answered {outcome.name}"
+        ] += 1
         if outcome is Action.ABORT and outcome not in known.wanted:
             self.counts["timed out"] += 1
         known.outcome = outcome
 
-    # --- what participants hear -------------------------------------------------------------------
+    # --- what participants receive ----------------------------------------------------------------
 
-    def hears(
+    def receives(
         self, participant: Participant, txn: TxnId, action: Action, low_watermark: int
     ) -> None:
-        """A participant is told how a transaction ends."""
-        before = self.heard.get((participant, txn))
+        """A participant receives the end of a transaction."""
+        before = self.received.get((participant, txn))
         if before is not None and before is not action:
-            self._broken(f"{participant} heard {before.name} and then {action.name} of {txn}")
-        self.counts["heard again" if before is not None else "heard"] += 1
-        self.heard[participant, txn] = action
+            self._broken(f"{participant} received {before.name} and then {action.name} of {txn}")
+        self.counts["received again" if before is not None else "received"] += 1
+        self.received[participant, txn] = action
         found = self.known.get(txn)
         if found is None:
-            self._broken(f"{participant} heard {action.name} of {txn}, an id that nobody was given")
+            self._broken(
+                f"{participant} received {action.name} of {txn}, an id that nobody was given"
+            )
             return
         if participant not in found.asked:
-            self._broken(f"{participant} heard {action.name} of {txn}, of which it is no part")
+            self._broken(f"{participant} received {action.name} of {txn}, of which it is no part")
         if action is Action.COMMIT and action not in found.wanted:
-            self._broken(f"{participant} heard COMMIT of {txn}, which nobody has asked for")
+            self._broken(f"{participant} received COMMIT of {txn}, which nobody has asked for")
         if found.outcome is not None and found.outcome is not action:
             self._broken(
-                f"{participant} heard {action.name} of {txn}, which was {found.outcome.name}"
+                f"{participant} received {action.name} of {txn}, which was {found.outcome.name}"
             )
         self._check_watermark(txn.most, low_watermark)
 
@@ -146,9 +150,9 @@ class Ledger:
         self._violations.append(text)
 
     def missing(self, known: Known) -> list[Participant]:
-        """Participants that have not heard how a transaction ended."""
+        """Participants that have not learned how a transaction ended."""
         return sorted(
-            name for name in known.joined - self._gone if (name, known.txn) not in self.heard
+            name for name in known.joined - self._gone if (name, known.txn) not in self.received
         )
 
     # --- the end ----------------------------------------------------------------------------------
@@ -163,11 +167,11 @@ class Ledger:
                 raise PromiseBroken(f"transaction {known.txn} has no outcome")
             if missing := self.missing(known):
                 raise PromiseBroken(
-                    f"{missing} have never heard that {known.txn} is {known.outcome.name}"
+                    f"{missing} have never learned that {known.txn} is {known.outcome.name}"
                 )
-        for (participant, txn), action in self.heard.items():
+        for (participant, txn), action in self.received.items():
             if self.known[txn].outcome is not action:
                 raise PromiseBroken(
-                    f"{participant} heard {action.name} of {txn}, the outcome is "
+                    f"{participant} received {action.name} of {txn}, the outcome is "
                     f"{self.known[txn].outcome}"
                 )

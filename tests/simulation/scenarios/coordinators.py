@@ -35,7 +35,7 @@ YEAR_S = 365 * 86_400.0
 TIMEOUTS_S = SHORT_S[1] + 8.0
 """By then what was left has timed out: time that no life saw pass does not count."""
 AUDIT_S = 30.0
-HEARD_S = 15.0
+LEARNED_S = 15.0
 
 FAULTS = TRACER_FAULTS.but(
     crash_every_s=8.0,
@@ -99,9 +99,9 @@ def _finish(cluster: CoordinatorCluster, ledger: Ledger) -> None:
         cluster.run(LOOK_S)
     cluster.run(TIMEOUTS_S)
     cluster.complete(audit(ledger, cluster.outsider("auditor"), AUDIT_S), 2 * AUDIT_S)
-    deadline = cluster.now + HEARD_S
+    deadline = cluster.now + LEARNED_S
     while cluster.now < deadline and any(ledger.missing(known) for known in ledger.known.values()):
         cluster.run(LOOK_S)
     ledger.check()
     cluster.check_endings()
-    assert ledger.counts["told COMMIT"] > 0, "nothing was committed: the run proves nothing"
+    assert ledger.counts["answered COMMIT"] > 0, "nothing was committed: the run proves nothing"

@@ -40,7 +40,7 @@ from tests.simulation.scenarios.tracer_clients import (
     read_whole,
     until_done,
 )
-from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence
+from tests.simulation.scenarios.tracer_cluster import BROKERS, WITHOUT_LIMIT, Cluster, Evidence
 
 ONCE = "persistent://public/once/topic"
 FORCED = "persistent://public/kept/forced"
@@ -50,8 +50,8 @@ DELAYED = "persistent://public/kept/delayed"
 TRIMMED = "persistent://public/trimmed/topic"
 TOPICS = (ONCE, FORCED, KEYED, STANDBY, DELAYED, TRIMMED)
 NAMESPACES = {
-    "once": {"deduplicationEnabled": True, "retention_policies": FOR_EVER},
-    "kept": {"retention_policies": FOR_EVER},
+    "once": {"deduplicationEnabled": True, "retention_policies": WITHOUT_LIMIT},
+    "kept": {"retention_policies": WITHOUT_LIMIT},
     "trimmed": {},
 }
 BUNDLES = 2
@@ -181,8 +181,8 @@ def judge(history: History) -> None:
 
 
 def interleaved(history: History) -> list[Violation]:
-    """3: of producers that take over by force, each one's messages lie together: whoever was
-    fenced writes nothing more."""
+    """3: of producers that take over by force, each one's messages lie together: a fenced
+    producer writes nothing more."""
     found: list[Violation] = []
     ended: set[str] = set()
     current = ""

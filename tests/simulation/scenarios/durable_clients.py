@@ -35,7 +35,7 @@ PAUSE_S = (0.1, 0.5)
 
 
 def key_of(number: int) -> str:
-    """A message's key follows from its number, so that a payload tells it."""
+    """A message's key follows from its number, so a payload determines it."""
     return f"key-{number * 7 % KEYS}"
 
 
@@ -56,7 +56,7 @@ async def produce_once(history: History, topic: str, environment: Environment) -
             environment, lambda: client.create_producer(topic, name=name, send_timeout_s=6)
         )
         remembered = producer.last_sequence_id
-        # A number that was acknowledged is remembered by whoever serves the topic.
+        # A number that was acknowledged is remembered by each broker that serves the topic.
         number = min(following, remembered + 1)
         acknowledged = max(
             (
@@ -67,7 +67,7 @@ async def produce_once(history: History, topic: str, environment: Environment) -
             default=-1,
         )
         assert remembered >= acknowledged, (
-            f"{name} was told {acknowledged} is stored, but the broker remembers {remembered}"
+            f"{name}: {acknowledged} was acknowledged, but the broker remembers {remembered}"
         )
         pending = []
         for _ in range(SENDS_PER_LIFE):
@@ -106,8 +106,8 @@ async def settle(send: Send, receipt: asyncio.Future) -> None:  # type: ignore[t
 
 
 async def produce_by_force(history: History, topic: str, environment: Environment) -> None:
-    """Take the topic over from whoever has it, publish until somebody else takes it, under a new
-    name each time."""
+    """Take the topic over from its producer, publish until another producer takes it, under a
+    new name each time."""
     client, life = client_of(environment), 0
     while True:
         life += 1
@@ -194,8 +194,8 @@ class Sharing:
     """Consumers of one subscription, and whether its order was kept.
 
     `group` says which messages keep an order among themselves: those of one key, or all; None where
-    there is none. First deliveries of a group rise: whoever gets a message, everything before it in
-    its group has been handed to somebody.
+    there is none. First deliveries of a group rise: when a consumer gets a message,
+    everything before it in its group has been delivered to some consumer.
     """
 
     history: History

@@ -1,4 +1,4 @@
-"""Scripted trouble with space: a disk that is full, and stays so until somebody has less kept.
+"""Scripted trouble with space: a disk that is full, and stays so until less is kept.
 
 Owns: the stories, each a function of a seed, on the stage of `story`; the bugs that they notice
 (`run(bug, seed)`) or that the durable scenario notices on a disk that is full now and then
@@ -52,8 +52,8 @@ class FullStory(Story):
         return self
 
     def fill(self) -> None:
-        """Publish what can be let go of; then the disk is full, and somebody goes on publishing
-        what is to be kept."""
+        """Publish what can be let go of; then the disk is full, and a producer goes on
+        publishing what is to be kept."""
         cluster = self.cluster
         cluster.make_namespaces({"trimmed": {}}, 1)
         cluster.complete(self._publish_heavy(), PATIENCE_S)
@@ -175,8 +175,8 @@ def freed_by_deleting(seed: int) -> dict[str, int]:
 
 
 def killed_while_it_is_full(seed: int) -> dict[str, int]:
-    """All brokers die at once. Their next lives claim, fence, seal, recover and serve with
-    nothing but the reserve, and leave no claim behind."""
+    """All brokers die at once. Their next incarnations claim, fence, seal, recover and serve
+    with nothing but the reserve, and leave no claim behind."""
     return _freed(seed, _acknowledge, dies=True)
 
 

@@ -1,10 +1,10 @@
 """The incarnation of messages and topics on a bad day.
 
 Owns: the scenario `run(seed)`. The faults, moves and stops of the tracer over what the durable
-scenario leaves out: messages in chunks (whole, at whoever gets their last part), a time to live
+scenario leaves out: messages in chunks (whole, at the consumer of their last part), a time to live
 (nothing younger is expired, and what is older does not stay), a quota at which producers are held
 (and let go), topics that are terminated under their producers (not one message behind the end that
-was told), topics without storage, a topic that is deleted while nobody uses it. Wall clocks are
+was reported), topics without storage, a topic that is deleted while nobody uses it. Wall clocks are
 days apart, and those of brokers jump by up to a year and back. Imports: the kernel, the tracer's
 cluster and clients, the clients of this scenario. Invariants: as the durable scenario's; by virtual
 time, nothing is expired or deleted early, whatever wall clocks say, and all of it in the end.
@@ -56,7 +56,13 @@ from tests.simulation.scenarios.tracer_clients import (
     read_whole,
     until_done,
 )
-from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence, small
+from tests.simulation.scenarios.tracer_cluster import (
+    BROKERS,
+    WITHOUT_LIMIT,
+    Cluster,
+    Evidence,
+    small,
+)
 
 CHUNKED = "persistent://public/kept/chunked"
 SHARED = "persistent://public/kept/shared-chunks"
@@ -70,9 +76,9 @@ YOUNG = 3
 QUOTA_BYTES = 9_000
 QUOTA = {"destination_storage": {"limitSize": QUOTA_BYTES, "policy": "producer_request_hold"}}
 NAMESPACES = {
-    "kept": {"retention_policies": FOR_EVER},
-    "expiring": {"retention_policies": FOR_EVER, "message_ttl_in_seconds": TTL_S},
-    "held": {"retention_policies": FOR_EVER, "backlog_quota_map": QUOTA},
+    "kept": {"retention_policies": WITHOUT_LIMIT},
+    "expiring": {"retention_policies": WITHOUT_LIMIT, "message_ttl_in_seconds": TTL_S},
+    "held": {"retention_policies": WITHOUT_LIMIT, "backlog_quota_map": QUOTA},
     "unused": UNUSED_POLICIES,
 }
 BUNDLES = 2
@@ -179,15 +185,15 @@ class _Day:
         }
 
     async def _produce_mortals(self, environment: Environment) -> None:
-        def told(name: str, number: int) -> None:
+        def note_moment(name: str, number: int) -> None:
             self.sent_s[name, number] = _now_s()
 
-        await produce(self.history, EXPIRING, environment, told=told)
+        await produce(self.history, EXPIRING, environment, before_send=note_moment)
 
     # --- when all is well again -------------------------------------------------------------------
 
     async def probe(self, _cluster: Cluster, environment: Environment) -> None:
-        """One message to every topic; where producers are held somebody has to consume first."""
+        """One message to every topic; where producers are held, messages are consumed first."""
         client, history = client_of(environment), self.history
         self.sent_s["prober", 0] = _now_s()
         consuming = asyncio.ensure_future(acknowledge_all(history, HELD, environment, pause_s=0.0))
@@ -279,8 +285,8 @@ class _Day:
             raise HistoryViolated(found)
 
     def _beyond_their_end(self) -> Iterator[Violation]:
-        """1, 2: the last message of a topic that has ended is the one that was told, and nothing
-        sent later was taken."""
+        """1, 2: the last message of a topic that has ended is the one that was reported, and
+        nothing sent later was taken."""
         for topic, (last, order) in self.endings.ended.items():
             entries = self.history.logs[topic]
             reached = entries[-1].position if entries else Position(-1, -1)
@@ -301,7 +307,7 @@ class _Day:
                     )
 
     def _mixed_up(self) -> Iterator[Violation]:
-        """1: whoever gets a message in chunks gets it whole."""
+        """1: a consumer that gets a message in chunks gets it whole."""
         payloads = {entry.position: entry.payload for entry in self.history.logs[CHUNKED]}
         sent = {
             (send.producer, send.sequence): send.payload

@@ -38,7 +38,7 @@ get a part of them."""
 HELD_BYTES = 1_500
 LOOSE_SENDS = 10
 PAUSE_S = (0.1, 0.5)
-TOLD_S, TELLINGS_MAX = 10.0, 3
+NOTIFIED_S, UNNOTIFIED_MAX = 10.0, 3
 """When a consumer at the end of a topic must know, and how many may not before that is a broken
 promise."""
 LET_GO_S = 30.0
@@ -57,10 +57,10 @@ async def produce(
     *,
     size: Callable[[int], int] = lambda _number: 0,
     chunking: bool = False,
-    told: Callable[[str, int], None] = lambda _name, _number: None,
+    before_send: Callable[[str, int], None] = lambda _name, _number: None,
 ) -> None:
-    """Publish numbered messages of a size that follows from the number, once somebody has
-    subscribed; `told` learns of each before it is sent."""
+    """Publish numbered messages of a size that follows from the number, once there is a
+    subscription; `before_send` is called for each of them."""
     client = client_of(environment)
     await until_done(environment, lambda: subscribe_once(client, topic))
     name = f"{environment.name}-{environment.life}"
@@ -73,7 +73,7 @@ async def produce(
         pending = []
         for _ in range(1 + environment.clock.random_bits(1)):
             send = history.send(topic, name, number, payload_of(name, number, size(number)))
-            told(name, number)
+            before_send(name, number)
             pending.append((send, producer.send_nowait(send.payload)))
             number += 1
         for send, receipt in pending:
@@ -230,7 +230,7 @@ class Endings:
             await producer.close()
 
     def confirmed(self, topic: str, last: Position) -> None:
-        """Somebody was told that the topic is terminated."""
+        """A client got the confirmation that the topic is terminated."""
         known = self.ended.setdefault(topic, (last, self.history.tick()))
         assert known[0] == last, f"{topic} was said to end at {known[0]}, and then at {last}"
 
@@ -238,8 +238,8 @@ class Endings:
 async def check_ended(
     history: History, client: Client, topic: str, environment: Environment
 ) -> None:
-    """Nobody can publish to a topic that has ended, and whoever acknowledges everything hears
-    that there is no more."""
+    """Nobody can publish to a topic that has ended, and a consumer that acknowledges everything
+    is notified that there is no more."""
 
     async def refusal() -> MagnetarError:
         try:
@@ -251,10 +251,10 @@ async def check_ended(
         raise AssertionError(f"{topic} has been terminated, and takes producers")
 
     left = [entry.position for entry in history.logs[topic]]
-    untold = 0
+    unnotified = 0
 
-    async def hear() -> None:
-        nonlocal untold
+    async def be_notified() -> None:
+        nonlocal unnotified
         consumer = await client.subscribe(topic, "to the end", initial_position="Earliest")
         try:
             while left:
@@ -264,22 +264,22 @@ async def check_ended(
                 if position_of(message) in left:
                     left.remove(position_of(message))
             try:
-                async with asyncio.timeout(TOLD_S):
+                async with asyncio.timeout(NOTIFIED_S):
                     while not consumer.end_of_topic:
                         await asyncio.sleep(0.1)
             except TimeoutError:
-                untold += 1
+                unnotified += 1
                 text = (
-                    f"{topic} has ended, and {untold} consumers of it that acknowledged everything "
-                    "were not told"
+                    f"{topic} has ended, and {unnotified} consumers of it that acknowledged "
+                    "everything were not notified"
                 )
-                assert untold < TELLINGS_MAX, text
+                assert unnotified < UNNOTIFIED_MAX, text
                 raise
         finally:
             await consumer.close()
 
     await until_done(environment, refusal)
-    await until_done(environment, hear)
+    await until_done(environment, be_notified)
 
 
 # --- without storage ------------------------------------------------------------------------------

@@ -170,8 +170,8 @@ async def _produce(story: Story, stopping: asyncio.Event) -> None:
 
 
 def consumers_leave_behind_release(patch: Patch) -> None:
-    """Consumers are told when the bundle has been transferred; what they acknowledge between the
-    freeze and that is dropped."""
+    """Consumers are notified when the bundle has been transferred; what they acknowledge between
+    the freeze and that is dropped."""
 
     async def nothing(_bundle: OwnedBundle, _successor: Any) -> None:
         return
@@ -184,7 +184,7 @@ def late_acknowledgements_are_not_waited_for(patch: Patch) -> None:
     patch.setattr(bundle, "LATE_ACKNOWLEDGEMENTS_S", 0.0)
 
 
-def parted_consumers_are_not_heard(patch: Patch) -> None:
+def parted_consumers_are_ignored(patch: Patch) -> None:
     """A consumer that got CLOSE_CONSUMER is forgotten at once."""
     part = ConsumerSession.part
 
@@ -211,6 +211,6 @@ BUGS: dict[str, Callable[[Patch], None]] = {
     "none": lambda _patch: None,
     "consumers_leave_behind_release": consumers_leave_behind_release,
     "late_acknowledgements_are_not_waited_for": late_acknowledgements_are_not_waited_for,
-    "parted_consumers_are_not_heard": parted_consumers_are_not_heard,
+    "parted_consumers_are_ignored": parted_consumers_are_ignored,
     "cursors_are_not_written_at_the_freeze": cursors_are_not_written_at_the_freeze,
 }

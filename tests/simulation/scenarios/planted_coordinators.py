@@ -187,7 +187,7 @@ def what_has_ended_takes_more(patch: Patch) -> None:
     patch.setattr(CoordinatorCore, "_joined", lax)
 
 
-def a_former_life_is_not_fenced(patch: Patch) -> None:
+def the_previous_incarnation_is_not_fenced(patch: Patch) -> None:
     """Who takes a number reads the log of the incarnation before, and does not end it."""
 
     async def length(
@@ -227,7 +227,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
         a_failure_counts_as_an_answer,
         the_watermark_is_the_highest_ended,
         what_has_ended_takes_more,
-        a_former_life_is_not_fenced,
+        the_previous_incarnation_is_not_fenced,
         collector_forgets_coordinators,
     )
 }

@@ -60,7 +60,7 @@ def only_the_highest_of_a_run_is_judged(patch: Patch) -> None:
 
 
 def fenced_producer_is_not_closed(patch: Patch) -> None:
-    """Whoever is put out of a topic by force goes on sending."""
+    """A producer that is fenced by force goes on sending."""
 
     def silent(_self: Publishing, _grant: Grant) -> None:
         return
@@ -97,9 +97,9 @@ def stand_by_goes_on_without_rewinding(patch: Patch) -> None:
 
     def careless(dispatcher: FailoverDispatcher, now_ms: int) -> object:
         read = dispatcher._read
-        told = advance(dispatcher, now_ms)
+        changes = advance(dispatcher, now_ms)
         dispatcher._read = read
-        return told
+        return changes
 
     patch.setattr(FailoverDispatcher, "advance", careless)
 

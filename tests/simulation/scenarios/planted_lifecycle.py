@@ -47,7 +47,7 @@ def a_topic_goes_on_behind_its_end(patch: Patch) -> None:
     patch.setattr(Admission, "_terminated", False)
 
 
-def the_end_is_not_told(patch: Patch) -> None:
+def the_end_is_not_reported(patch: Patch) -> None:
     """Consumers wait for more when there is no more."""
 
     def silent(_self: SubscriptionHost) -> None:
@@ -75,7 +75,7 @@ def nothing_expires(patch: Patch) -> None:
     patch.setattr(topic_life, "expire", idle)
 
 
-def held_for_ever(patch: Patch) -> None:
+def held_permanently(patch: Patch) -> None:
     """Producers that a quota holds are not let go when the backlog is gone."""
     compare = Publishing.compare_backlog
 
@@ -119,7 +119,7 @@ def only_looks_see_use(patch: Patch) -> None:
     patch.setattr(Publishing, "detach", unseen)
 
 
-def chunks_go_to_whoever_is_next(patch: Patch) -> None:
+def chunks_go_to_any_consumer(patch: Patch) -> None:
     """The chunks of a message are shared out like messages."""
 
     def anybody(_self: ChunkAssignments, _chunk: ChunkTrait) -> None:
@@ -133,15 +133,15 @@ BUGS: dict[str, Callable[[Patch], None]] = {
     for bug in (
         an_end_is_only_remembered,
         a_topic_goes_on_behind_its_end,
-        the_end_is_not_told,
+        the_end_is_not_reported,
         the_young_expire,
         nothing_expires,
-        held_for_ever,
+        held_permanently,
         ages_go_by_the_wall_clock,
         ages_are_taken_as_they_are,
         unused_by_the_wall_clock,
         only_looks_see_use,
-        chunks_go_to_whoever_is_next,
+        chunks_go_to_any_consumer,
     )
 }
 

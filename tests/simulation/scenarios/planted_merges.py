@@ -40,7 +40,7 @@ def merged_bundle_begins_in_the_term_of_one_parent(patch: Patch) -> None:
     patch.setattr(rules, "_require_newer", lambda _record, _epoch: None)
 
 
-def merged_bundle_begins_behind_what_was_written_meanwhile(patch: Patch) -> None:
+def merged_bundle_begins_behind_concurrent_writes(patch: Patch) -> None:
     """Its chain begins with its own term: what the parents wrote behind the checkpoint is lost."""
     merged = rules.merged
 
@@ -105,7 +105,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         merged_bundle_begins_in_the_term_of_one_parent,
-        merged_bundle_begins_behind_what_was_written_meanwhile,
+        merged_bundle_begins_behind_concurrent_writes,
         checkpoint_of_one_parent,
         files_of_one_parent_are_not_listed,
         merged_manifest_covers_what_one_parent_has_not,

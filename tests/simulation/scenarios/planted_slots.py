@@ -44,7 +44,7 @@ def no_fence_where_a_file_goes_on(patch: Patch) -> None:
     patch.setattr(SlotVolume, "_fence", careless)
 
 
-def whoever_took_the_slot_is_taken_for_oneself(patch: Patch) -> None:
+def a_slot_of_another_is_taken_for_ones_own(patch: Patch) -> None:
     """A slot that is taken is taken for one's own, whose answer was lost: the mark is not
     compared."""
 
@@ -104,7 +104,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
     for bug in (
         no_fence_where_the_next_file_begins,
         no_fence_where_a_file_goes_on,
-        whoever_took_the_slot_is_taken_for_oneself,
+        a_slot_of_another_is_taken_for_ones_own,
         fences_are_collected,
         holes_are_not_looked_for,
         a_fence_goes_into_the_first_free_slot,

@@ -102,7 +102,7 @@ async def _copy(cluster: Cluster) -> bytes:
     while True:
         try:
             return encode_backup(await read_backup(environment.store, environment.clock.wall_ms()))
-        except Exception as error:  # the store may be away
+        except Exception as error:  # the store may be unavailable
             cluster.loop.record("copier", "again", type(error).__name__)
             await asyncio.sleep(0.2)
 

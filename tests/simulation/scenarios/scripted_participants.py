@@ -1,7 +1,7 @@
 """Participants of transactions that keep the rules.
 
 Owns: `scripted_participants`, which has brokers answer END_TXN_ON_PARTITION and
-END_TXN_ON_SUBSCRIPTION by writing down what they heard, where the bundle is served; late, twice, or
+END_TXN_ON_SUBSCRIPTION by recording what they received, where the bundle is served; late, twice, or
 not at all as chance has it. Imports: broker.commands.service (patched), the ledger.
 """
 
@@ -75,7 +75,7 @@ def _handler(
             if body.HasField("txnid_least_bits_of_low_watermark")
             else -1
         )
-        ledger.hears(participant, txn, Action(body.txn_action), watermark)
+        ledger.receives(participant, txn, Action(body.txn_action), watermark)
         if clock.random_bits(SLOW_ONE_IN_BITS) == 0:
             await asyncio.sleep(clock.uniform(*SLOW_S))
         connection.queue(answer(body.request_id, txn))

@@ -194,7 +194,7 @@ class Takeovers:
             for name in (names.log_file, names.index, names.sealed):
                 await volume.remove(name(incarnation, number))
 
-    async def trouble(self, world: World, taker: Environment) -> None:
+    async def trouble(self, world: World, new_owner: Environment) -> None:
         """Take over one incarnation after another."""
         chance = world.objects.chance
         for number in range(TAKEOVERS):
@@ -209,10 +209,10 @@ class Takeovers:
                 world.pause("owner")
                 await asyncio.sleep(chance.choice((0.0, chance.uniform(0.0, 5.0))))
             if chance.random() < 0.4:
-                await self.meet_hole(world, taker.volume, incarnation)
-            files = await self.take(taker.volume, incarnation)
+                await self.meet_hole(world, new_owner.volume, incarnation)
+            files = await self.take(new_owner.volume, incarnation)
             if chance.random() < 0.5:
-                await self.collect(taker.volume, incarnation, files)
+                await self.collect(new_owner.volume, incarnation, files)
                 self.counts["collected"] += 1
             if asleep:
                 await asyncio.sleep(chance.choice((0.0, chance.uniform(0.0, 3.0))))

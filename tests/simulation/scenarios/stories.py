@@ -148,13 +148,13 @@ def the_answer_to_owned_is_lost_and_a_move_is_requested(seed: int) -> dict[str, 
     """The new owner does not hear that it owns; concurrently the leader has asked it to release."""
     with Story(seed) as story:
         former = story.owner
-        taker, third = story.others(former)
+        new_owner, third = story.others(former)
 
         def request() -> None:
             story.write(rules.release(story.record, story.incarnation(third), reason="story"))
 
-        story.lose_answer(taker, BundleState.OWNED, request)
-        story.move(taker)
+        story.lose_answer(new_owner, BundleState.OWNED, request)
+        story.move(new_owner)
         story.until(lambda: (story.owner, story.record.state) == (third, BundleState.OWNED))
         return story.ends_well()
 
@@ -291,9 +291,9 @@ def long_chain_moved_at_once_after_a_takeover(seed: int) -> dict[str, int]:
     with Story(seed) as story:
         story.publish(8, BIG_BYTES)
         former = story.owner
-        taker, third = story.others(former)
-        story.move(taker)
-        story.until(lambda: (story.owner, story.record.state) == (taker, BundleState.OWNED))
+        new_owner, third = story.others(former)
+        story.move(new_owner)
+        story.until(lambda: (story.owner, story.record.state) == (new_owner, BundleState.OWNED))
         story.publish(1)
         story.move(third)
         story.until(lambda: (story.owner, story.record.state) == (third, BundleState.OWNED))
@@ -323,8 +323,8 @@ def source_dies_before_it_seals(seed: int) -> dict[str, int]:
 
 
 def an_index_is_lost(seed: int) -> dict[str, int]:
-    """Everything an index says is in its log file, too: whoever misses one makes it again
-    (before its file is rewritten and goes)."""
+    """Everything an index says is in its log file, too: a broker that misses one makes it
+    again (before its file is rewritten and goes)."""
     with Story(seed, settings=small(rewrite_age_s=3600.0)) as story:
         cluster = story.cluster
         for _ in range(3):
@@ -348,7 +348,7 @@ def cordoned_while_a_bundle_is_on_its_way(seed: int) -> dict[str, int]:
         target = story.others(former)[0]
         cluster.cordon(target, drain=True)
         cluster.run(0.1)
-        # Whoever asked for the move had not seen the cordon yet.
+        # The broker that began the move had not seen the cordon yet.
         story.write(rules.release(story.record, story.incarnation(target), reason="story"))
         story.until(lambda: (story.owner, story.record.state) == (target, BundleState.OWNED))
         story.until(lambda: story.owner != target and story.record.state is BundleState.OWNED)

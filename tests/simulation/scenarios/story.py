@@ -61,7 +61,7 @@ class Story:
 
     async def _publish(self, count: int, padding: int) -> None:
         name = f"client-{self.sent}"
-        # A client that asks a stopped process hears nothing until its timeout, and then asks
+        # A client that asks a stopped process gets no answer until its timeout, and then asks
         # another one.
         producer = await until_done(
             self.environment,

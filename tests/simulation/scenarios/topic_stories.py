@@ -1,7 +1,7 @@
 """Scripted trouble in the incarnation of topics: deleted, created again and trimmed while brokers
 die and bundles move.
 
-Owns: these stories. Imports: the stories' cluster and client. Each is told on a topic beside the
+Owns: these stories. Imports: the stories' cluster and client. Each plays on a topic beside the
 one that `Story.ends_well` checks.
 """
 
@@ -123,8 +123,8 @@ def deleted_while_its_owner_dies(seed: int) -> dict[str, int]:
 
 
 def created_again_at_once_and_taken_over(seed: int) -> dict[str, int]:
-    """Two incarnations of a name in one term, then a death: the log tells them apart, and so do the
-    ids."""
+    """Two incarnations of a name in one term, then a death: the log distinguishes them, and so do
+    the ids."""
     with Story(seed) as story:
         topic = Beside(story)
         for life in range(3):
@@ -160,9 +160,9 @@ def trimmed_while_its_owner_dies(seed: int) -> dict[str, int]:
             confirmed,
             found,
         )
-        taker = story.others(story.owner, former)[0]
-        story.move(taker)
-        story.until(lambda: (story.owner, story.record.state) == (taker, BundleState.OWNED))
+        new_owner = story.others(story.owner, former)[0]
+        story.move(new_owner)
+        story.until(lambda: (story.owner, story.record.state) == (new_owner, BundleState.OWNED))
         assert topic.read() == found
         return story.ends_well()
 

@@ -35,7 +35,7 @@ class Look(enum.Enum):
 
 @dataclass(slots=True)
 class Acknowledged:
-    """What the owner has told its clients, as the clients remember it.
+    """What the owner has acknowledged, as its clients remember it.
 
     `registered`: the claim is durable and the owner known to the world. Nobody may take over
     earlier: removing a claim that is still to be created would fence nothing (the kernel found this

@@ -2,7 +2,7 @@
 
 Owns: producers, consumers, a seeker, readers and a creator of topics, all on the real client, and
 what they find out about the cluster. Imports: the kernel's history, magnetar.client. Invariants: a
-client records what it asked before it asks and what it was told when it is told; errors that the
+client records a request before it sends it, and an answer when it gets it; errors that the
 protocol allows are survived, any other ends the run.
 """
 
@@ -148,7 +148,7 @@ async def consume(history: History, topic: str, kind: str, environment: Environm
 
 class Seeker:
     """Moves a subscription that is never acknowledged to and fro: after a confirmed seek it must
-    begin exactly there, whoever serves it."""
+    begin exactly there, whichever broker serves it."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic

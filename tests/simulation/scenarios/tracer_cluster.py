@@ -50,11 +50,11 @@ BROKERS = ("broker-0", "broker-1", "broker-2")
 PORT = 6650
 SERVICE_URL = "pulsar://" + ",".join(f"{name}:{PORT}" for name in BROKERS)
 MOVE_TIMEOUT_S = 3.0
-FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+WITHOUT_LIMIT = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 Recover = Callable[..., Awaitable[RecoveredBundle]]
 EXPECTED_ENDINGS = ("log: ", "claim: ", "was taken over")
-"""How an incarnation may end itself: its log or its claim is gone, or it saw somebody else's
-record."""
+"""How an incarnation may end itself: its log or its claim is gone, or it saw another
+incarnation's record."""
 
 
 def small(**changes: Any) -> BrokerSettings:
@@ -175,7 +175,7 @@ class Cluster(World):
     def start_brokers(self) -> None:
         """The first incarnation of each. What the tracer publishes is kept permanently, so that
         it can be read back."""
-        self.make_namespaces({"default": {"retention_policies": FOR_EVER}}, DEFAULT_BUNDLES)
+        self.make_namespaces({"default": {"retention_policies": WITHOUT_LIMIT}}, DEFAULT_BUNDLES)
         for name in BROKERS:
             self.node(name, self.run_broker, restarts=True, tolerated=(MagnetarError, OSError))
 
@@ -188,8 +188,8 @@ class Cluster(World):
             self.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
 
     async def run_broker(self, environment: Environment) -> None:
-        """One life of a broker process: the same incarnation logic as production, ended by its
-        first failure."""
+        """One incarnation of a broker process: the same logic as production, ended by its first
+        failure."""
 
         def lease(on_lost: Callable[[str], None]) -> LeaseKeeper:
             return LeaseKeeper(

@@ -370,7 +370,7 @@ async def move_by_hand(
     history: History, route: Route, environment: Environment, reached: Reached | None = None
 ) -> None:
     """One transaction after the other: some are committed, some aborted, some left to their
-    timeouts, and some commits to whoever carries them out.
+    timeouts. The client gives up waiting for the answers of some commits.
 
     In an Exclusive subscription cumulatively.
     """

@@ -31,7 +31,7 @@ from tests.simulation.scenarios.coordinators import FAULTS as COORDINATOR_FAULTS
 from tests.simulation.scenarios.durable_clients import subscribe_once
 from tests.simulation.scenarios.tracer import LEASES, SLACK_S, homeless
 from tests.simulation.scenarios.tracer_clients import client_of, until_done
-from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Evidence
+from tests.simulation.scenarios.tracer_cluster import BROKERS, WITHOUT_LIMIT, Evidence
 from tests.simulation.scenarios.transaction_clients import (
     IN_CHUNKS,
     TIMEOUT_S,
@@ -59,11 +59,11 @@ TRIMMED = (INPUT, HANDED, MIXED)
 TTL_S = 5
 NAMESPACES = {
     "once": {"deduplicationEnabled": True},
-    "kept": {"retention_policies": FOR_EVER},
+    "kept": {"retention_policies": WITHOUT_LIMIT},
     "trimmed": {},
     "mortal": {
         "deduplicationEnabled": True,
-        "retention_policies": FOR_EVER,
+        "retention_policies": WITHOUT_LIMIT,
         "message_ttl_in_seconds": TTL_S,
     },
 }
@@ -247,7 +247,7 @@ def _finish(cluster: CoordinatorCluster, history: History) -> None:
             break
         cluster.run(LOOK_S)
     try:
-        # A number whose life has ended concurrently tells nothing: what it has open is not over.
+        # A number whose holder has ended in between reports nothing: what it has open is not over.
         cluster.run_until(lambda: not cluster.unready() and not cluster.open_transactions(), END_S)
     except TimeoutError as error:
         late.append(error)

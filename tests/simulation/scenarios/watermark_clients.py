@@ -2,7 +2,7 @@
 
 Owns: producers that keep their promises, consumers that hold the broker to what it sends, and what
 both know of one topic. Imports: the tracer's clients, magnetar.client. Invariants: as the tracer's;
-a producer goes on behind the event times of its former lives.
+a producer goes on behind the event times of its previous incarnations.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.simulation.kernel.world import Environment, Main
 from tests.simulation.scenarios.coordinator_cluster import COORDINATORS, LOOK_S, CoordinatorCluster
 from tests.simulation.scenarios.tracer import LEASES, SLACK_S, homeless
 from tests.simulation.scenarios.tracer_clients import client_of
-from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Evidence
+from tests.simulation.scenarios.tracer_cluster import BROKERS, WITHOUT_LIMIT, Evidence
 from tests.simulation.scenarios.transactions import END_S, FAULTS, INQUIRE_S, READ_BACK_S, TROUBLE_S
 from tests.simulation.scenarios.watermark_clients import (
     IDLE_S,
@@ -37,7 +37,7 @@ MIXED = "persistent://public/marked/mixed"
 TRIMMED = "persistent://public/short/topic"
 POLICY = {"enabled": True, "idleTimeout": 0, "snapshotInterval": 100}
 NAMESPACES = {
-    "marked": {"retention_policies": FOR_EVER, "watermarks": POLICY},
+    "marked": {"retention_policies": WITHOUT_LIMIT, "watermarks": POLICY},
     "short": {"watermarks": POLICY},
 }
 BUNDLES = 2

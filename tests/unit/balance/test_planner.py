@@ -127,8 +127,8 @@ def test_two_plans_on_equal_input_are_equal(now: Situation) -> None:
 def test_moves_never_raise_the_highest_load(now: Situation) -> None:
     """Beyond what orphans, drains and isolation force: those are placed first."""
     now = replace(now, policies=Policies())
-    takers = [item.name for item in now.cluster.brokers if not item.draining]
-    settled = tuple(item for item in now.cluster.bundles if item.broker in takers)
+    candidates = [item.name for item in now.cluster.brokers if not item.draining]
+    settled = tuple(item for item in now.cluster.bundles if item.broker in candidates)
     now = replace(now, cluster=Cluster(NOW_MS, now.cluster.brokers, settled))
     before, after = fills(now), fills(applied(now, plan(now)))
     assert max(after.values(), default=0) <= max(before.values(), default=0) * (1 + 1e-9)

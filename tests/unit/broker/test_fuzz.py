@@ -335,8 +335,8 @@ async def play(world: World, session: bytes, pieces: list[int]) -> None:
 
 
 async def check_topic_works(world: World) -> None:
-    """A well-behaved subscription gets what a well-behaved producer sends, and whoever asks
-    about the topic is answered."""
+    """A well-behaved subscription gets what a well-behaved producer sends, and its
+    commands about the topic are answered."""
     topic = await world.broker.service.open_topic(TopicName.parse(WATCHED), create=True)
     if (
         topic.terminated

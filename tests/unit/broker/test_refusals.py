@@ -130,7 +130,7 @@ async def check(peer: Peer, name: str) -> None:
         if name in NOT_OFFERED:
             assert refused in FINAL_CODES, (name, answer)
         else:
-            assert refused != 0, f"{name}: code 0 tells the client nothing"
+            assert refused != 0, f"{name}: code 0 gives the client no reason"
     assert await peer.is_quiet(), f"{name}: more than one answer, or one that nobody waits for"
 
 

@@ -244,7 +244,7 @@ def test_no_wildcard_and_no_deletion_of_volumes(helm: str) -> None:
 
 
 def test_people_get_roles_for_all_of_our_kinds(helm: str) -> None:
-    """Whoever may view, edit or administer a namespace may do so with every kind; nobody but the
+    """People who may view, edit or administer a namespace may do so with every kind; nobody but the
     operator writes a status."""
     roles = {
         d["metadata"]["name"]: d for d in documents(helm, *IMAGE) if d["kind"] == "ClusterRole"

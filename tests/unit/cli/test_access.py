@@ -34,7 +34,7 @@ def test_the_file_is_read_for_each_request(tmp_path: Path, end: str) -> None:
     assert access.shown_password() == b"writer:other "
 
 
-def test_each_of_the_three_ways_in() -> None:
+def test_each_of_the_three_ways_to_authenticate() -> None:
     assert Access(user="writer", password=SECRET).headers() == {"Authorization": f"Basic {BASIC}"}
     assert Access("a.b.c").headers() == {"Authorization": "Bearer a.b.c"}
     assert Access().headers() == {}

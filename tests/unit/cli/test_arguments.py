@@ -12,7 +12,7 @@ from magnetar.cli.names import EARLIEST, LATEST, pairs_of, start_of, target_of
 from magnetar.names import BundleName, NamespaceName, TopicName
 
 
-def test_targets_are_told_apart() -> None:
+def test_targets_are_distinguished() -> None:
     """Two parts are a namespace, a range behind them a bundle (in any case), everything else a
     topic."""
     assert target_of("a/b") == NamespaceName("a", "b")

@@ -19,7 +19,7 @@ STORAGE = "5e" * 16
 def resource(
     kind: str, name: str, *conditions: tuple[str, str, str], **fields: Any
 ) -> dict[str, Any]:
-    told = [
+    entries = [
         {"type": kind, "status": status, "reason": reason, "message": f"{reason}!"}
         for kind, status, reason in conditions
     ]
@@ -29,7 +29,7 @@ def resource(
         "kind": kind,
         "metadata": metadata,
         "spec": spec | fields.pop("spec", {}),
-        "status": {"conditions": told, **fields},
+        "status": {"conditions": entries, **fields},
     }
 
 

@@ -44,7 +44,7 @@ def test_a_port_above_the_last_is_not_suggested() -> None:
         try:
             listening.bind((HOST, 65535))
         except OSError:
-            pytest.skip("port 65535 is taken by somebody else")
+            pytest.skip("port 65535 is taken by another process")
         listening.listen()
         with pytest.raises(InvalidRequest) as refused:
             require_free_port(HOST, 65535, "HTTP_PORT")

@@ -385,7 +385,7 @@ def test_a_refused_handshake_is_a_typed_error() -> None:
 
 
 def test_a_cancelled_subscribe_leaves_nothing_attached() -> None:
-    """One partition attached, the other hung: the broker is told to close both."""
+    """One partition attached, the other hung: the client closes both."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         broker.partitions = 2

@@ -90,8 +90,8 @@ def test_of_a_batch_asked_for_again_nothing_that_waits_is_handed_out_twice() -> 
 
 
 def test_a_batch_that_the_broker_delivers_again_by_itself_replaces_what_waits_of_it() -> None:
-    """After the abort of a transaction: what is acknowledged by then is not handed out, what
-    waited before it is, in its place."""
+    """After the abort of a transaction: what is acknowledged by then is not handed out. What
+    waited before keeps its order."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", type="Shared")
@@ -173,7 +173,7 @@ def test_an_abort_in_the_middle_of_a_batch_costs_one_more_transaction() -> None:
     run_with_coordinator(scenario)
 
 
-def test_an_exclusive_consumer_begins_anew_after_an_abort() -> None:
+def test_an_exclusive_consumer_begins_again_after_an_abort() -> None:
     """The broker goes back to what the transaction had acknowledged: what waits is dropped, for
     it comes behind that."""
 

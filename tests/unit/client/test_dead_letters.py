@@ -117,7 +117,7 @@ def test_what_is_a_dead_letter_already_may_be_refused_late() -> None:
     run(scenario)
 
 
-def test_the_rest_of_a_batch_has_its_time_anew_when_one_of_it_is_buried() -> None:
+def test_the_rest_of_a_batch_has_its_time_again_when_one_of_it_is_buried() -> None:
     """`a` is refused, `b` is neither refused nor acknowledged: it is given up when its own time
     is over."""
 

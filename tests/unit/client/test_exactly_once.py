@@ -172,7 +172,7 @@ def test_a_final_refusal_is_raised_and_the_messages_come_again() -> None:
     run(scenario)
 
 
-def test_an_exclusive_subscription_starts_anew_after_a_failure() -> None:
+def test_an_exclusive_subscription_starts_again_after_a_failure() -> None:
     """What waits here would come twice otherwise: a new consumer epoch drops it, and order is
     kept."""
 

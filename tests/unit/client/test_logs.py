@@ -43,7 +43,7 @@ def test_nothing_is_printed_by_default() -> None:
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "INFO"])
-def test_an_application_that_logs_hears_it(level: str) -> None:
+def test_an_application_that_logs_receives_it(level: str) -> None:
     """On its own handler, under the library's name."""
     out, error = said(f"import logging; logging.basicConfig(level='{level}')")
     assert out == ""

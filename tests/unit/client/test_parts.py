@@ -40,7 +40,7 @@ def test_acknowledgement_words_round_trip_as_signed_64_bits(size: int, data: st.
     assert ack_mask(words) == mask
 
 
-def test_backoff_doubles_with_jitter_up_to_its_limit_and_starts_anew() -> None:
+def test_backoff_doubles_with_jitter_up_to_its_limit_and_starts_again() -> None:
     """0.1, 0.2, 0.4 ... 60 seconds, each at most a fifth shorter."""
     backoff = Backoff(SystemClock())
     expected = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0]

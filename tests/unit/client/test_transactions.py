@@ -202,7 +202,7 @@ def test_an_exception_aborts_and_passes_on() -> None:
 
 
 def test_a_cancelled_block_aborts() -> None:
-    """Whoever gives up in the middle leaves nothing open."""
+    """A client that gives up in the middle leaves nothing open."""
 
     async def scenario(_: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
         txn, inside = client.transaction(), asyncio.Event()
@@ -364,7 +364,7 @@ def test_a_repeated_commit_is_only_believed_what_it_names(
     run(scenario)
 
 
-def test_no_answer_is_an_unknown_outcome_and_an_abort_then_tells_which() -> None:
+def test_no_answer_is_an_unknown_outcome_and_an_abort_then_shows_which() -> None:
     """The coordinator stays silent; later an abort is refused because the transaction was
     committed."""
 

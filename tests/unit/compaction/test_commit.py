@@ -67,7 +67,7 @@ def test_what_was_committed_is_kept_whatever_fails_behind_it(
     async def fails(*arguments: Any) -> CommitResult:
         if committed:
             await commit_manifest(*arguments)
-        raise StorageError("the network is away")
+        raise StorageError("the network is unavailable")
 
     async def script(volume: PosixVolume) -> None:
         store = MemoryStore(CLOCK)
@@ -79,7 +79,7 @@ def test_what_was_committed_is_kept_whatever_fails_behind_it(
             return Segments((SegmentReference(outputs[0], 12, 1, 12, (3, 9), (3, 9), 0),))
 
         monkeypatch.setattr(intents, "commit_manifest", fails)
-        with pytest.raises(StorageError, match="the network is away"):
+        with pytest.raises(StorageError, match="the network is unavailable"):
             await Committer(store, volume, CLOCK, "job", "run").commit(plan, write)
         compacted = (await load_manifest(store, volume, BUNDLE))[0].topic(str(TOPIC)).compacted
         listed = [segment.object for segment in compacted.segments] if compacted is not None else []

@@ -37,7 +37,7 @@ async def stage(
     directory: Path, file: Path, port: int
 ) -> AsyncIterator[tuple[Broker, Coordinator, MemoryStore, int]]:
     """A broker with a listener `external` on a port of its own (which comes last), and a
-    coordinator with one whose address the file tells."""
+    coordinator with one whose address the file has."""
     store, admission = MemoryStore(CLOCK), free_port()
     await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 0, "shop/tx").encode())
     of_broker = options_of(
@@ -93,8 +93,8 @@ async def test_a_client_outside_finds_a_coordinator_by_its_own_listener(tmp_path
 
 
 async def test_an_address_that_comes_late_reaches_clients_without_a_restart(tmp_path: Path) -> None:
-    """Until then they are told to try again; the number keeps its holder, and the record says
-    what clients are told."""
+    """Until then they are asked to try again; the number keeps its holder, and the record has
+    the message that clients get."""
 
     file, port = tmp_path / "listeners", free_port()
     async with stage(tmp_path / "volume", file, port) as (

@@ -63,8 +63,8 @@ async def test_switched_off_nothing_is_written(tmp_path: Path) -> None:
 
 
 async def test_the_course_of_a_transaction(tmp_path: Path) -> None:
-    """Its participants learn of the decision before the client does; the end can be asked for
-    again, its opposite is told the outcome."""
+    """Its participants learn of the decision before the client does. The end can be asked for
+    again; its opposite is refused with the outcome."""
 
     async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (broker, _, peer):
         assert code(await peer.connect()) is None
@@ -73,8 +73,8 @@ async def test_the_course_of_a_transaction(tmp_path: Path) -> None:
         assert code(await peer.acknowledge(txn, B, "shop")) is None
         answer = await peer.end(txn)
         assert (code(answer), answer.txnid_most_bits, answer.txnid_least_bits) == (None, 0, 0)
-        told = {broker.told.get_nowait() for _ in range(broker.told.qsize())}
-        assert told == {(A, txn, COMMIT), (f"{B}/shop", txn, COMMIT)}
+        received = {broker.received.get_nowait() for _ in range(broker.received.qsize())}
+        assert received == {(A, txn, COMMIT), (f"{B}/shop", txn, COMMIT)}
         assert code(await peer.end(txn)) is None
         answer = await peer.end(txn, ABORT)
         assert code(answer) == WireCode.INVALID_TXN_STATUS
@@ -83,7 +83,7 @@ async def test_the_course_of_a_transaction(tmp_path: Path) -> None:
         assert code(await peer.end(TxnId(0, 7))) == WireCode.TRANSACTION_NOT_FOUND
         second = await peer.begin(A)
         assert code(await peer.end(second, ABORT)) is None
-        assert broker.told.get_nowait() == (A, second, ABORT)
+        assert broker.received.get_nowait() == (A, second, ABORT)
         assert broker.low_watermarks == [-1, -1, 0]
 
 
@@ -108,11 +108,11 @@ async def test_a_topic_is_asked_by_its_full_name_whatever_the_client_wrote(tmp_p
         assert shown["partitions"] == [short, middle, A]
         assert shown["subscriptions"] == [{"topic": short, "subscription": "shop"}]
         assert code(await peer.end(txn)) is None
-        told = [broker.told.get_nowait() for _ in range(broker.told.qsize())]
-        assert sorted(told) == [*3 * [(A, txn, COMMIT)], (f"{A}/shop", txn, COMMIT)]
+        received = [broker.received.get_nowait() for _ in range(broker.received.qsize())]
+        assert sorted(received) == [*3 * [(A, txn, COMMIT)], (f"{A}/shop", txn, COMMIT)]
 
 
-async def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> None:
+async def test_a_client_does_not_wait_for_a_broker_that_is_unavailable(tmp_path: Path) -> None:
     """The answer comes after the patience; the broker is asked again until it answers."""
 
     async with transaction_stage(
@@ -125,10 +125,10 @@ async def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) 
         broker.silent = True
         txn = await peer.begin(A)
         assert code(await peer.end(txn)) is None
-        assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
-        assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
+        assert await asyncio.wait_for(broker.received.get(), TIMEOUT_S) == (A, txn, COMMIT)
+        assert await asyncio.wait_for(broker.received.get(), TIMEOUT_S) == (A, txn, COMMIT)
         broker.silent = False
-        assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
+        assert await asyncio.wait_for(broker.received.get(), TIMEOUT_S) == (A, txn, COMMIT)
 
 
 async def test_an_unforeseen_error_of_one_participant_delays_no_other(
@@ -144,10 +144,10 @@ async def test_an_unforeseen_error_of_one_participant_delays_no_other(
     ):
         assert code(await peer.connect()) is None
         txn = await peer.begin(A, B)
-        attempt, failures, told = Attempts.make, [1, 1], list[str]()
+        attempt, failures, attempted = Attempts.make, [1, 1], list[str]()
 
         async def surprising(self: Attempts, order: Any) -> bool:
-            told.append(order.name.topic)
+            attempted.append(order.name.topic)
             if order.name.topic == A and failures:
                 failures.pop()
                 raise RuntimeError("unforeseen")
@@ -155,7 +155,7 @@ async def test_an_unforeseen_error_of_one_participant_delays_no_other(
 
         monkeypatch.setattr(Attempts, "make", surprising)
         assert code(await peer.end(txn, COMMIT)) is None
-        assert sorted(told) == [A, A, A, B]
+        assert sorted(attempted) == [A, A, A, B]
         assert coordinator.metrics.surprises.counts == {"ends of transactions": 2}
 
 
@@ -211,8 +211,8 @@ async def test_a_namespace_whose_record_was_lost_has_not_ended_its_topics(
         assert code(await peer.acknowledge(txn, topic, "shop")) is None
         broker.lookups = [Refusal(WireCode.TOPIC_NOT_FOUND, "no such namespace")] * 4
         assert code(await peer.end(txn)) is None
-        told = {broker.told.get_nowait() for _ in range(broker.told.qsize())}
-        assert told == {(topic, txn, COMMIT), (f"{topic}/shop", txn, COMMIT)}
+        received = {broker.received.get_nowait() for _ in range(broker.received.qsize())}
+        assert received == {(topic, txn, COMMIT), (f"{topic}/shop", txn, COMMIT)}
         assert broker.lookups == []
 
 
@@ -230,16 +230,16 @@ async def test_a_namespace_that_was_deleted_has_ended_its_topics(tmp_path: Path)
     ):
         broker.lookups = [Refusal(WireCode.TOPIC_NOT_FOUND, "no such namespace")]
         assert code(await peer.end(await peer.begin(str(OF_LOST)))) is None
-        assert (broker.lookups, broker.told.qsize()) == ([], 0)
+        assert (broker.lookups, broker.received.qsize()) == ([], 0)
 
 
 async def test_a_transaction_that_is_forgotten_by_its_client_is_aborted(tmp_path: Path) -> None:
-    """At its timeout; a commit that comes later is told so."""
+    """At its timeout; a later commit is refused with that outcome."""
 
     async with transaction_stage(tmp_path) as (broker, _, peer):
         txn = await peer.begin(timeout_ms=1000)
         slow = await peer.begin(A, timeout_ms=2000)
-        assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, slow, ABORT)
+        assert await asyncio.wait_for(broker.received.get(), TIMEOUT_S) == (A, slow, ABORT)
         answer = await peer.end(txn)
         assert code(answer) == WireCode.INVALID_TXN_STATUS
         assert "ABORTED" in answer.message
@@ -276,7 +276,7 @@ async def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path:
         assert sample("magnetar_coordinator_request_seconds_sum", {"command": "new_txn"}) > 0
 
 
-async def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it(
+async def test_waiting_clients_get_an_error_when_an_incarnation_ends_and_its_gauges_are_reset(
     tmp_path: Path,
 ) -> None:
     """Not left to its own timeout: the next incarnation knows what was decided. On connections
@@ -285,7 +285,7 @@ async def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it
     store = MemoryStore(CLOCK)
     gauges = "held", "epoch", "transactions", "oldest_transaction_seconds"
 
-    async def told(coordinator: Coordinator) -> list[float | None]:
+    async def reported(coordinator: Coordinator) -> list[float | None]:
         return [
             coordinator.metrics.registry.get_sample_value(f"magnetar_coordinator_{name}")
             for name in gauges
@@ -302,19 +302,19 @@ async def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it
         assert transactions is not None
         waiting = asyncio.create_task(transactions.end(txn.least, COMMIT, Caller()))
         async with asyncio.timeout(TIMEOUT_S):
-            await broker.told.get()
-        assert (await told(coordinator))[:3] == [1, 1, 1]
+            await broker.received.get()
+        assert (await reported(coordinator))[:3] == [1, 1, 1]
         coordinator.fail("a test")
-        assert await told(coordinator) == [0, 0, 0, 0]
+        assert await reported(coordinator) == [0, 0, 0, 0]
         await coordinator.close()
         with pytest.raises(TransactionCoordinatorNotFound, match="look it up again"):
             await asyncio.wait_for(waiting, TIMEOUT_S)
         with pytest.raises(TransactionCoordinatorNotFound):
             await transactions.end(txn.least, COMMIT, Caller())
-        assert await told(coordinator) == [0, 0, 0, 0]
+        assert await reported(coordinator) == [0, 0, 0, 0]
 
 
-async def test_the_next_life_carries_on(tmp_path: Path) -> None:
+async def test_the_next_incarnation_carries_on(tmp_path: Path) -> None:
     """After a crash: decisions are carried out, open transactions stay open, outcomes are known,
     ids are new."""
 
@@ -330,17 +330,17 @@ async def test_the_next_life_carries_on(tmp_path: Path) -> None:
             assert code(await peer.end(over, ABORT)) is None
             first.fail("killed")
         broker.silent = False
-        while not broker.told.empty():
-            broker.told.get_nowait()
+        while not broker.received.empty():
+            broker.received.get_nowait()
         async with (
             running_coordinator(tmp_path, store) as second,
             transaction_peer(second) as peer,
         ):
-            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, decided, COMMIT)
+            assert await asyncio.wait_for(broker.received.get(), TIMEOUT_S) == (A, decided, COMMIT)
             assert code(await peer.end(decided)) is None
             assert code(await peer.end(over)) == WireCode.INVALID_TXN_STATUS
             assert code(await peer.end(opened)) is None
-            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (B, opened, COMMIT)
+            assert await asyncio.wait_for(broker.received.get(), TIMEOUT_S) == (B, opened, COMMIT)
             assert await peer.begin() == TxnId(0, 3)
             await second.stop()
         assert (await record_of(store)).open_transactions == 1
@@ -419,7 +419,7 @@ async def test_an_idle_life_learns_that_it_was_fenced(tmp_path: Path) -> None:
             await coordinator.ended()
 
 
-async def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
+async def test_wrong_requests_are_refused_with_a_reason(tmp_path: Path) -> None:
     """Another coordinator's number, names that are none, timeouts and limits; the connection
     goes on."""
 

@@ -1,5 +1,5 @@
-"""How brokers lead clients to coordinators, and what who waits is told when there are none any
-more."""
+"""How brokers lead clients to coordinators, and how waiting clients are answered once there are
+none."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_coordinator_that_restarts_is_waited_for_and_one_that_is_retired
     await play(script)
 
 
-async def test_who_waits_when_the_set_is_withdrawn_is_told_at_once_that_there_is_none() -> None:
+async def test_waiting_clients_learn_at_once_that_the_set_was_withdrawn() -> None:
     """Not after the time that look-ups may wait: two times as long as this test may last."""
 
     async def script(stage: Stage) -> None:

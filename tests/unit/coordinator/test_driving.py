@@ -1,5 +1,5 @@
-"""How a coordinator tells participants of many decisions: in turn, so many at once, and never
-for long without letting others go on."""
+"""How a coordinator sends many decisions to participants: in turn, a bounded number at once, and
+never for long without letting others go on."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FULL = "persistent://public/default/"
 
 
 class Topics:
-    """Topics of this process, which carry decisions out while they are `open`: each told at
-    once, as a topic without entries is."""
+    """Topics of this process, which carry decisions out while they are `open`: each is
+    notified at once, as a topic without entries is."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
-        self.told: list[str] = []
-        self.being_told = self.most_at_once = 0
+        self.notified: list[str] = []
+        self.being_notified = self.most_at_once = 0
         self.in_this_turn = self.most_in_a_turn = 0
         self.refusals: dict[str, int] = {}
 
@@ -43,17 +43,17 @@ class Topics:
             asyncio.get_running_loop().call_soon(self._turn_ends)
         self.in_this_turn += 1
         self.most_in_a_turn = max(self.most_in_a_turn, self.in_this_turn)
-        self.being_told += 1
-        self.most_at_once = max(self.most_at_once, self.being_told)
+        self.being_notified += 1
+        self.most_at_once = max(self.most_at_once, self.being_notified)
         try:
             if not self.open.is_set():
                 await self.open.wait()
             if self.refusals.get(topic, 0):
                 self.refusals[topic] -= 1
                 raise ServiceNotReady("not now")
-            self.told.append(topic)
+            self.notified.append(topic)
         finally:
-            self.being_told -= 1
+            self.being_notified -= 1
 
     async def end_on_subscription(self, *what: Any, **_named: Any) -> None:
         raise AssertionError(f"{what}: no subscription takes part in anything")
@@ -96,7 +96,7 @@ async def until_settled(found: Transactions) -> None:
             await asyncio.sleep(0)
 
 
-async def test_one_of_many_participants_is_told_in_turn_with_others(tmp_path: Path) -> None:
+async def test_one_of_many_participants_is_notified_in_turn_with_others(tmp_path: Path) -> None:
     """A few in each turn of the loop, again those that refused, and one that was decided later
     does not wait for all of them."""
 
@@ -111,31 +111,31 @@ async def test_one_of_many_participants_is_told_in_turn_with_others(tmp_path: Pa
                 *(found.end(txn.least, Action.COMMIT, Caller()) for txn in (large, small))
             )
         await until_settled(found)
-        assert (len(topics.told), len({*topics.told})) == (MANY + 1, MANY + 1)
+        assert (len(topics.notified), len({*topics.notified})) == (MANY + 1, MANY + 1)
         assert topics.most_in_a_turn <= DRIVEN_PER_TURN_MAX
-        assert topics.told.index(f"{FULL}small") <= 2 * DRIVEN_PER_TURN_MAX
+        assert topics.notified.index(f"{FULL}small") <= 2 * DRIVEN_PER_TURN_MAX
 
 
 async def test_participants_that_do_not_answer_are_so_many_at_most(tmp_path: Path) -> None:
-    """All others wait, and are told as those answer."""
+    """All others wait, and are notified as those answer."""
 
     topics = Topics()
     async with driving(tmp_path, topics) as found:
         txn = await begin(found, *(f"t{number}" for number in range(MANY)))
         await found.end(txn.least, Action.ABORT, Caller())
         async with asyncio.timeout(TIMEOUT_S):
-            while topics.being_told < DRIVEN_AT_ONCE_MAX:
+            while topics.being_notified < DRIVEN_AT_ONCE_MAX:
                 await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)
-        assert topics.being_told == DRIVEN_AT_ONCE_MAX
+        assert topics.being_notified == DRIVEN_AT_ONCE_MAX
         topics.open.set()
         await until_settled(found)
-        assert (len(topics.told), topics.most_at_once) == (MANY, DRIVEN_AT_ONCE_MAX)
+        assert (len(topics.notified), topics.most_at_once) == (MANY, DRIVEN_AT_ONCE_MAX)
 
 
-async def test_what_the_life_before_has_decided_is_told_in_turn(tmp_path: Path) -> None:
-    """Hundreds of decisions that nobody learned of: the next incarnation tells a few in each
+async def test_decisions_of_the_previous_incarnation_are_sent_in_turn(tmp_path: Path) -> None:
+    """Hundreds of decisions that nobody learned of: the next incarnation sends a few in each
     turn of its loop."""
 
     store, deaf, topics = MemoryStore(CLOCK), Topics(), Topics()
@@ -147,7 +147,7 @@ async def test_what_the_life_before_has_decided_is_told_in_turn(tmp_path: Path) 
     async with driving(tmp_path, topics, store, "next") as found:
         assert found.live == number
         await until_settled(found)
-    assert (deaf.told, len(topics.told), topics.most_in_a_turn) == (
+    assert (deaf.notified, len(topics.notified), topics.most_in_a_turn) == (
         [],
         number,
         DRIVEN_PER_TURN_MAX,

@@ -1,4 +1,4 @@
-"""What administrators are told of a coordinator, over a real one and its log: bounded answers,
+"""What a coordinator reports to administrators, over a real one and its log: bounded answers,
 and an end for every request."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def test_an_answer_is_bounded_whatever_names_transactions_have(tmp_path: P
 
 
 async def test_an_abort_ends_with_the_life_that_was_asked(tmp_path: Path) -> None:
-    """A participant is silent, so the abort waits; the life fails, and whoever asked is told
+    """A participant is silent, so the abort waits. The coordinator fails: the caller gets an error
     instead of waiting permanently."""
 
     async with transaction_stage(tmp_path, transaction_end_patience_s=60) as (
@@ -67,7 +67,7 @@ async def test_an_abort_ends_with_the_life_that_was_asked(tmp_path: Path) -> Non
         txn = await peer.begin(A)
         abort = asyncio.create_task(CoordinatorInspection(lambda: coordinator).abort(0, txn.least))
         async with asyncio.timeout(TIMEOUT_S):
-            await server.told.get()
+            await server.received.get()
             coordinator.fail("the test says so")
             with pytest.raises(StoreUnavailable, match="the test says so"):
                 await abort

@@ -81,8 +81,8 @@ async def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(
 async def test_outcomes_of_a_number_that_is_gone_are_forgotten_when_it_would_forget_them(
     tmp_path: Path,
 ) -> None:
-    """Also while what the number has left stays in memory: else participants that ask would be
-    told permanently that the end is under way."""
+    """Also while what the number has left stays in memory: else participants that ask would
+    permanently be answered that the end is under way."""
 
     store, clock = MemoryStore(CLOCK), SetForward()
     async with (
@@ -107,7 +107,7 @@ async def test_outcomes_of_a_number_that_is_gone_are_forgotten_when_it_would_for
 
 
 async def test_a_retiring_number_begins_nothing_and_says_when_it_is_empty(tmp_path: Path) -> None:
-    """It ends what it has; the record tells the operator."""
+    """It ends what it has; the record reports this to the operator."""
 
     async def until(store: MemoryStore, wanted: tuple[CoordinatorState, int]) -> None:
         async with asyncio.timeout(TIMEOUT_S):

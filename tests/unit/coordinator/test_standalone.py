@@ -111,7 +111,7 @@ async def connected(broker: Broker) -> AsyncIterator[TransactionPeer]:
 
 
 async def test_one_that_cannot_begin_is_refused_for_now_and_tried_again(tmp_path: Path) -> None:
-    """Its disk is full: clients are told to come back, the server goes on, and nothing holds the
+    """Its disk is full: clients are asked to try again, the server goes on, and nothing holds the
     number when it is tried again."""
 
     store, volume = MemoryStore(CLOCK), FillingVolume(tmp_path)
@@ -257,8 +257,8 @@ async def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(
 
 
 async def test_a_planned_end_meets_a_coordinator_that_is_beginning(tmp_path: Path) -> None:
-    """Whoever waits for it is answered or hung up on; no claim and no lease of it are left, and
-    nobody wakes it any more."""
+    """Waiting clients get an answer or are disconnected. It leaves no claim and no lease, and
+    nothing wakes it any more."""
 
     store = MemoryStore(CLOCK)
     async with (

@@ -1,5 +1,5 @@
-"""A coordinator's log on real storage: lives that follow each other, whatever ended them, lose
-nothing that was told."""
+"""A coordinator's log on real storage: incarnations that follow each other, whatever ended them,
+lose nothing that was acknowledged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def slots_in(directory: Path) -> AsyncIterator[SlotVolume]:
 
 
 @pytest.mark.parametrize("volume_of", [volume_in, slots_in])
-async def test_a_life_that_dies_loses_nothing_that_was_told(
+async def test_an_incarnation_that_dies_loses_nothing_that_was_acknowledged(
     tmp_path: Path, volume_of: Callable[[Path], AbstractAsyncContextManager[Volume]]
 ) -> None:
     """The next incarnation fences it, knows every transaction and outcome, and gives new sequences
@@ -91,7 +91,7 @@ async def test_a_life_that_dies_loses_nothing_that_was_told(
         assert first.answers == []
 
 
-async def test_a_former_life_answers_nothing_after_a_takeover(tmp_path: Path) -> None:
+async def test_a_former_incarnation_answers_nothing_after_a_takeover(tmp_path: Path) -> None:
     """What it appends is never acknowledged, and its checkpoint never pointed to; the successor
     does not know it."""
 
@@ -182,7 +182,7 @@ async def test_what_cannot_be_deleted_goes_with_the_next_checkpoint(
         assert await life.begin() == 0
 
 
-async def test_what_is_missing_is_named_and_nothing_begins_anew(tmp_path: Path) -> None:
+async def test_what_is_missing_is_named_and_nothing_begins_without_it(tmp_path: Path) -> None:
     """Neither without the checkpoint nor without the log that the record names."""
 
     store = MemoryStore(CLOCK)
@@ -228,8 +228,8 @@ async def test_a_life_that_never_settled_changes_nothing(tmp_path: Path) -> None
 
 
 async def test_an_older_store_that_was_put_back_is_refused(tmp_path: Path) -> None:
-    """It would begin with less than was told: an incarnation whose epoch storage has seen does not
-    begin."""
+    """It would begin with less than was acknowledged: an incarnation whose epoch storage has seen
+    does not begin."""
 
     store = MemoryStore(CLOCK)
     async with volume_in(tmp_path) as volume:
@@ -251,16 +251,16 @@ async def test_a_lost_store_is_rebuilt_with_every_transaction(
         await store.put(keys.CLUSTER, ClusterRecord(storage_id, 0, 1).encode())
         first = await begin_life(store, volume, "a")
         backup = await read_backup(store, 0) if backed_up else None
-        told = [await first.begin() for _ in range(3)]
+        sequences = [await first.begin() for _ in range(3)]
         await first.log.checkpoint(first.core)
-        told.append(await first.begin())
-        await end(first, told[0])
+        sequences.append(await first.begin())
+        await end(first, sequences[0])
         done = await restore_store(fresh, volume, CLOCK, backup=backup, source="test")
         assert done.store.problems == []
         record = await record_of(fresh)
         assert record.state is CoordinatorState.RECOVERING
         second = await begin_life(fresh, volume, "b", restore=done.number)
-        assert [second.core.status(least) for least in told] == [
+        assert [second.core.status(least) for least in sequences] == [
             "COMMITTED",
             "OPEN",
             "OPEN",

@@ -37,7 +37,7 @@ STATUSES = {Action.COMMIT: ("COMMITTING", "COMMITTED"), Action.ABORT: ("ABORTING
 
 
 class Course:
-    """`open` and `ended` are what clients were told; `former` are lives that were taken over and
+    """`open` and `ended` are what clients know; `former` are incarnations that were taken over and
     do not know it."""
 
     def __init__(self, seed: int, store: MemoryStore, volume: Volume) -> None:
@@ -50,7 +50,7 @@ class Course:
         self.requests = 0
 
     async def run(self) -> None:
-        self.life = await self.next_life()
+        self.life = await self.next_incarnation()
         steps: list[tuple[Callable[[], Awaitable[None]], int]] = [
             (self.begin, 30),
             (self.join, 25),
@@ -124,7 +124,7 @@ class Course:
 
     # --- lives ------------------------------------------------------------------------------------
 
-    async def next_life(self) -> Life:
+    async def next_incarnation(self) -> Life:
         """An incarnation that answers; perhaps after some that died on the way to it."""
         while self.random.random() < 0.2:
             self.lives += 1
@@ -155,13 +155,13 @@ class Course:
         """Its lease ends; the process may go on without knowing."""
         await self.store.revoke_lease(self.life.lease)
         self.former.append(self.life)
-        self.life = await self.next_life()
+        self.life = await self.next_incarnation()
 
     async def stop(self) -> None:
         await self.life.log.close()
         await self.life.claim.release(self.life.core.live)
         await self.store.revoke_lease(self.life.lease)
-        self.life = await self.next_life()
+        self.life = await self.next_incarnation()
 
     async def wake_former(self) -> None:
         """A former incarnation begins a transaction, or writes a checkpoint: neither has any

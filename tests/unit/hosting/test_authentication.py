@@ -1,4 +1,4 @@
-"""CONNECT with security on: who is let in, for how long, and what everybody else is told."""
+"""CONNECT with security on: who is let in, for how long, and how all others are refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_the_anonymous_role_is_for_who_shows_nothing(tmp_path: Path) -> No
             )
 
 
-async def test_a_token_is_asked_for_anew_before_it_ends(tmp_path: Path) -> None:
+async def test_a_token_is_asked_for_again_before_it_ends(tmp_path: Path) -> None:
     """AUTH_CHALLENGE, and the connection goes on with the answer; it has the same role or ends."""
 
     async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
@@ -93,7 +93,7 @@ async def test_a_token_is_asked_for_anew_before_it_ends(tmp_path: Path) -> None:
         assert challenge.challenge.auth_method_name == "token"
         peer.write(requests.auth_response("test", 21, "token", token("admin", 100).encode()))
         assert await peer.lookup()
-        peer.write(requests.auth_response("test", 21, "token", token("somebody", 100).encode()))
+        peer.write(requests.auth_response("test", 21, "token", token("stranger", 100).encode()))
         await _refused(peer, await peer.answer(), api.AuthenticationError)
 
 
@@ -125,7 +125,7 @@ async def test_a_proxy_speaks_for_others_and_nobody_else_does(tmp_path: Path) ->
                     await _refused(peer, answer, api.AuthorizationError)
 
 
-async def test_who_was_let_in_by_an_earlier_key_connects_anew(tmp_path: Path) -> None:
+async def test_who_was_let_in_by_an_earlier_key_connects_again(tmp_path: Path) -> None:
     """A key that leaked is worth nothing a moment after it was replaced."""
 
     async with secured_broker(tmp_path) as (broker, found), peer_of(broker) as peer:
@@ -210,7 +210,7 @@ def test_an_internal_key_is_replaced_while_processes_have_files_of_different_pha
         process.principal(INTERNAL_METHOD, former, "")
 
 
-async def test_only_processes_connect_anew_when_their_key_goes(tmp_path: Path) -> None:
+async def test_only_processes_connect_again_when_their_key_goes(tmp_path: Path) -> None:
     """A key that comes cuts nobody off, one that goes those that came by internal keys; clients
     have nothing to do with it."""
 
@@ -307,7 +307,7 @@ def test_a_certificate_is_believed_until_its_end(tmp_path: Path) -> None:
 
 
 def test_clients_and_the_cluster_have_different_keys(tmp_path: Path) -> None:
-    """Whoever makes clients' tokens could make those of the cluster's processes."""
+    """With one key, an issuer of clients' tokens could make those of the cluster's processes."""
     (tmp_path / "internal").write_bytes(KEY.secret)
     with pytest.raises(InvalidRequest, match="same key"):
         authenticator(

@@ -118,8 +118,8 @@ async def test_what_was_revoked_ends_on_open_connections(tmp_path: Path) -> None
 
 
 async def test_a_grant_holds_once_it_is_stored(tmp_path: Path) -> None:
-    """For whoever was refused a moment ago, although no watch tells of it, and also while
-    another one's look at the store is under way."""
+    """For a client that was refused a moment ago, although no watch reports the grant, and also
+    while another one's look at the store is under way."""
 
     async with secured_broker(tmp_path) as (broker, _), AsyncExitStack() as stack:
         admin, writer, nobody = [

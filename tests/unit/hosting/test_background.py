@@ -51,7 +51,7 @@ async def test_files_are_followed_whatever_happens(monkeypatch: pytest.MonkeyPat
     assert "secret" not in follower._trouble
 
 
-async def test_what_has_to_go_on_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_has_to_go_on_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "AGAIN_S", 0.001)
     times: list[int] = []
 

@@ -1,5 +1,5 @@
-"""A broker that comes with a store which does not fit its storage is refused, and told what to
-run."""
+"""A broker that comes with a store which does not fit its storage is refused, and the error
+says what to run."""
 
 from __future__ import annotations
 
@@ -192,22 +192,22 @@ async def test_a_store_that_is_behind_a_term_in_storage_is_refused(tmp_path: Pat
 
 
 async def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> None:
-    """An empty store in its place is as good as none, whatever is asked of it; a restored one is
-    another, which is said once."""
+    """An empty store that replaces it is as good as none, whatever is asked of it; a restored one
+    is another, which is said once."""
 
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         joined = await join_cluster(store, volume, CLOCK)
-        told: list[str] = []
-        ours = guarded(store, joined.restore, told.append)
+        reported: list[str] = []
+        ours = guarded(store, joined.restore, reported.append)
         await ours.put("tenants/a", b"1")
         assert await ours.delete("tenants/a") is True
         assert await ours.delete("tenants/a") is False
-        assert told == []
+        assert reported == []
         await store.delete(keys.RESTORE)
         for asked in (ours.put("tenants/a", b"2"), ours.get("tenants/b"), ours.range("tenants/")):
             with pytest.raises(StoreUnavailable, match="waits for its restore"):
                 await asked
-        assert told == []
+        assert reported == []
         await store.put(keys.RESTORE, RestoreRecord(1).encode())
         with pytest.raises(StoreError, match="was replaced"):
             await ours.transact((), (Put("tenants/a", b"2"),))
@@ -215,7 +215,7 @@ async def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path)
             with pytest.raises(StoreError, match="was replaced"):
                 await asked
         assert await store.get("tenants/a") is None
-        assert len(told) == 1
+        assert len(reported) == 1
 
     await run(tmp_path, script)
 

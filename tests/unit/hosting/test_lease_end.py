@@ -1,4 +1,4 @@
-"""ThreadedLeaseKeeper: whoever stops it may be cancelled, and another may stop it again."""
+"""ThreadedLeaseKeeper: a caller that stops it may be cancelled, and another may stop it again."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def test_a_busy_main_loop_keeps_its_lease() -> None:
 
 
 @pytest.mark.slow
-async def test_a_stuck_main_loop_loses_its_lease_and_hears_it_on_the_main_loop() -> None:
+async def test_a_stuck_main_loop_loses_its_lease_and_learns_it_on_the_main_loop() -> None:
     async def scenario() -> None:
         world = World(ttl_s=1.5, stall_max_s=0.2)
         await world.keeper.start()

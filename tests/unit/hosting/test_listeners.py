@@ -1,4 +1,4 @@
-"""Advertised listeners: every client is told addresses of the listener that it uses, and of no
+"""Advertised listeners: every client gets addresses of the listener that it uses, and of no
 other."""
 
 from __future__ import annotations
@@ -330,8 +330,8 @@ async def test_addresses_in_a_file_are_followed_without_a_restart(tmp_path: Path
 
 @pytest.mark.slow
 async def test_an_internal_listener_replaces_the_advertised_address(tmp_path: Path) -> None:
-    """The name internal is everybody's: it is what other brokers and clients without a name are
-    told."""
+    """The name internal is for all: other brokers and clients without a name get its
+    address."""
 
     async with running_broker(
         tmp_path, listeners=options_of("internal:pulsar://inside.example:7000", "", "", "")

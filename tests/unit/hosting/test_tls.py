@@ -117,8 +117,8 @@ def _port(url: str) -> int:
 
 
 async def test_who_has_no_address_with_tls_yet_is_waited_for(tmp_path: Path) -> None:
-    """While a cluster gets TLS, a coordinator may still be without it: its clients are told to
-    try again, not given an empty address."""
+    """While a cluster gets TLS, a coordinator may still be without it: its clients have to
+    try again, and get no empty address."""
     authority = Authority(tmp_path / "ca")
 
     async with (

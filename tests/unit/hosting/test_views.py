@@ -121,8 +121,8 @@ def test_an_outage_freezes_the_view_and_loses_nothing() -> None:
 
 
 def test_a_compaction_during_an_outage_makes_it_list_again() -> None:
-    """The missed revisions are gone from the store: the view lists, and tells what vanished
-    concurrently."""
+    """The missed revisions are gone from the store: the view lists, and shows what vanished in
+    between."""
 
     async def scenario(world: World) -> None:
         await world.store.put("cordons/gone", value("1"))
@@ -220,8 +220,8 @@ def test_a_deletion_ahead_of_the_watch_is_not_undone_by_older_events() -> None:
 
 
 def test_a_record_of_another_version_is_left_out() -> None:
-    """One undecodable value neither ends the view nor hides its neighbours; a good one in its
-    place is shown."""
+    """One undecodable value neither ends the view nor hides its neighbours; a good one that
+    replaces it is shown."""
 
     async def scenario(world: World) -> None:
         await world.view.start()
@@ -240,17 +240,17 @@ def test_a_listeners_bug_costs_that_listener_one_change() -> None:
     async def scenario(world: World) -> None:
         await world.view.start()
 
-        heard: list[list[str]] = []
+        notified: list[list[str]] = []
 
         def broken(_names: list[str]) -> None:
             raise RuntimeError("a bug")
 
         world.view.listen(broken)
-        world.view.listen(heard.append)
+        world.view.listen(notified.append)
         for number in range(3):
             await world.store.put(PREFIX + "a", value(str(number)))
             await world.until({"a": str(number)})
-        assert heard == [["a"]] * 3
+        assert notified == [["a"]] * 3
         assert world.surprises.counts == {"views": 3}
 
     play(scenario)

@@ -1,5 +1,5 @@
-"""Which files a plan takes: a beginning of the topic's history without a gap, whoever has sealed
-what, and whatever changes while it is made."""
+"""Which files a plan takes: a beginning of the topic's history without a gap, whichever process has
+sealed what, and whatever changes while it is made."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_bundle_on_its_way_to_another_broker_is_waited_for(
         topic.run(roll_owner(topic.store, topic.volume, TOPIC))
     sleep, looks = cluster.asyncio.sleep, 0
 
-    async def sealed_meanwhile(seconds: float) -> None:
+    async def sealed_in_between(seconds: float) -> None:
         nonlocal looks
         looks += seconds > 0
         if looks == 1:
@@ -143,7 +143,7 @@ def test_a_bundle_on_its_way_to_another_broker_is_waited_for(
         await sleep(0)
 
     monkeypatch.setattr(cluster, "ROLL_RETRY_S", 1e-9)
-    monkeypatch.setattr(cluster.asyncio, "sleep", sealed_meanwhile)
+    monkeypatch.setattr(cluster.asyncio, "sleep", sealed_in_between)
     assert topic.run(roll_owner(topic.store, topic.volume, TOPIC)) == BEFORE_ALL
     assert looks == 1
 

@@ -104,7 +104,7 @@ def test_parallelism_counts_threads_or_executor_cores() -> None:
     assert WITH_EXECUTORS.parallelism == 6
 
 
-def test_what_spark_says_of_executors_that_have_gone_is_told_from_what_tasks_did() -> None:
+def test_what_spark_says_of_executors_that_have_gone_is_distinguished_from_what_tasks_did() -> None:
     lost = (
         "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times, most recent failure: "
         "Lost task 1.3 in stage 3.0 (TID 9) (10.1.2.4 executor 4): ExecutorLostFailure (executor 4 "

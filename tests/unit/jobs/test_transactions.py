@@ -101,7 +101,7 @@ async def test_a_roll_has_young_files_rewritten_for_the_job_that_asked_and_an_op
             for offset, commit in ((2, True), (4, False), (6, True)):
                 txn = TxnId(0, 3 * turn + offset)
                 await send_in(peer, txn, b"of a short one", number + offset)
-                await peer.send(b"meanwhile", number + offset + 1)
+                await peer.send(b"alongside", number + offset + 1)
                 await ended(peer, txn, commit=commit)
             number, committed = number + 8, committed + 6
             await broker.service.roll(NAME)
@@ -150,12 +150,12 @@ async def test_a_job_waits_for_what_it_has_rolled(
         await ended(peer, TxnId(0, 0), commit=True)
         await peer.send(b"x", 3)
         rolled = await broker.service.roll(NAME)
-        told = await BrokerAdministration(Process(tmp_path, broker)).explanations.explain(
+        explained = await BrokerAdministration(Process(tmp_path, broker)).explanations.explain(
             NAME, None
         )
-        assert told["manifest"]["complete_to"] == f"{rolled[0]}:0"
+        assert explained["manifest"]["complete_to"] == f"{rolled[0]}:0"
         assert f"all that they have published up to {rolled[0]}:0 is in segments" in " ".join(
-            told["summary"]
+            explained["summary"]
         )
         late = await compact.plan_up_to(store, volume, NAME, rolled)
         assert (late.horizon, late.complete) == ((rolled[0], 0), (rolled[0], 0))

@@ -208,7 +208,7 @@ def test_stopping_ends_the_lease_quietly() -> None:
     world.run(scenario)
 
 
-def test_stopping_does_not_fail_when_the_store_is_away() -> None:
+def test_stopping_does_not_fail_when_the_store_is_unavailable() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -222,7 +222,7 @@ def test_stopping_does_not_fail_when_the_store_is_away() -> None:
 
 
 def test_a_keeper_with_a_bug_does_not_leave_a_lease_that_nobody_renews() -> None:
-    """Whoever relies on it is told at once, as of any other loss."""
+    """Callers that rely on it are notified at once, as of any other loss."""
     world = World()
 
     async def scenario() -> None:

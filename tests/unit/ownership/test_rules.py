@@ -42,7 +42,7 @@ def test_a_new_bundle_is_assigned_then_owned() -> None:
     assert owned.chain == (LogRange(A, LogPosition(0, 10), None),)
 
 
-def test_a_planned_move_hands_over_chain_and_checkpoint() -> None:
+def test_a_planned_move_transfers_chain_and_checkpoint() -> None:
     """Release, released with a checkpoint, owned: the chain holds exactly what the checkpoint
     does not."""
     releasing = rules.release(owned_by(A), B, "drain")
@@ -67,7 +67,7 @@ def test_a_release_to_nobody_frees_the_bundle() -> None:
     )
 
 
-def test_an_override_keeps_the_range_open_until_the_taker_has_sealed_it() -> None:
+def test_an_override_keeps_the_range_open_until_the_new_owner_has_sealed_it() -> None:
     """The new owner must bring the sealed end, even if the first new owner died too."""
     first = rules.override(owned_by(A), B, owner_is_dead=True, reason="a is gone")
     second = rules.override(first, C, owner_is_dead=True, reason="b is gone")
@@ -137,7 +137,7 @@ def test_a_split_whose_owner_died_has_not_happened() -> None:
 
 
 def test_a_split_that_is_called_off_leaves_the_bundle_free() -> None:
-    """Its owner's term is over: whoever is asked next begins one, the same broker too."""
+    """Its owner's term is over: the next candidate begins one, even if it is the same broker."""
     free = rules.called_off(splitting(), "no namespace", end=LogPosition(0, 50))
     assert (free.state, free.incarnation, free.boundaries, free.epoch) == (
         BundleState.FREE,
@@ -229,7 +229,7 @@ def test_a_merged_bundle_keeps_the_longer_pin() -> None:
     assert whole.pinned_until_ms == 90
 
 
-def test_a_bundle_that_nobody_has_is_retired_and_a_next_life_owes_it_nothing() -> None:
+def test_a_bundle_that_nobody_has_is_retired_and_a_next_incarnation_owes_it_nothing() -> None:
     """What it had to recover is over with its namespace; its epoch stays, so that a rebuilt
     store knows that no copy is newer."""
     free = rules.released(
@@ -254,7 +254,7 @@ def test_a_split_outside_the_bundle_is_refused(boundaries: tuple[int, ...]) -> N
 REFUSED = {
     "assign to a bundle that is owned": lambda: rules.assign(owned_by(A), B, ""),
     "assign to nobody": lambda: rules.assign(None, "", ""),
-    "own by somebody else": lambda: rules.own(
+    "own by another broker": lambda: rules.own(
         rules.assign(None, A, ""), B, epoch=7, start=LogPosition(0, 0)
     ),
     "own twice": lambda: rules.own(owned_by(A), A, epoch=8, start=LogPosition(0, 0)),

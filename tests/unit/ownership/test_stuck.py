@@ -42,7 +42,7 @@ def test_a_destination_is_replaced_and_a_source_is_fenced() -> None:
     }
 
 
-def test_any_progress_begins_the_wait_anew() -> None:
+def test_any_progress_begins_the_wait_again() -> None:
     """A record that changes, a party that comes back, a bundle that was owned in between."""
     watched, releasing = StuckStates(PATIENCE_S), record(BundleState.RELEASING)
     for number in range(20):

@@ -186,8 +186,8 @@ def test_permissions_are_said_to_be_checked() -> None:
         for kind in KINDS.values()
         for _, schema, _ in fields(root_schema(kind)["properties"]["spec"], "spec")
     ]
-    told = [text for text in texts if "spec.auth with authorization" in text]
-    assert len(told) == 2
+    mentioning = [text for text in texts if "spec.auth with authorization" in text]
+    assert len(mentioning) == 2
     assert not [text for text in texts if "checks no permissions" in text]
 
 

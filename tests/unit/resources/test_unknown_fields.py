@@ -1,5 +1,5 @@
-"""Fields that only newer definitions have: skipped where a default may have put them, told once,
-and never where somebody must have set them."""
+"""Fields that only newer definitions have: skipped where a default may have put them, reported
+once, and never where a user must have set them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resource(kind: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": "main"}, "spec": spec}
 
 
-def test_a_field_of_newer_definitions_is_skipped_and_told_once() -> None:
+def test_a_field_of_newer_definitions_is_skipped_and_reported_once() -> None:
     """At the top, in a part, in an item of a list; what is known is read as ever."""
     listeners = [{"name": "known"}, {"name": "other", "novelB": 1}]
     found = resource(
@@ -33,7 +33,7 @@ def test_a_field_of_newer_definitions_is_skipped_and_told_once() -> None:
         podTemplate={"novelC": "y"},
     )
     before = json.dumps(found)
-    with capture_logs() as told:
+    with capture_logs() as logs:
         for _ in range(2):
             for cluster in (
                 parsed(found, BrokerCluster),
@@ -45,7 +45,7 @@ def test_a_field_of_newer_definitions_is_skipped_and_told_once() -> None:
                 ) == (5, ["known", "other"])
     assert json.dumps(found) == before
     fields = ["spec.novelA", "spec.listeners.*.novelB", "spec.podTemplate.novelC"]
-    assert sorted(entry["field"] for entry in told if entry["event"] == "field.unknown") == sorted(
+    assert sorted(entry["field"] for entry in logs if entry["event"] == "field.unknown") == sorted(
         fields
     )
 
@@ -58,7 +58,7 @@ def test_what_is_wrong_beside_it_is_named() -> None:
 
 
 def test_a_policy_that_this_operator_does_not_know_is_refused() -> None:
-    """It has no default, so somebody set it; a newer operator owns it in the record, and without
+    """It has no default, so a user set it; a newer operator owns it in the record, and without
     it this one would remove it there."""
     spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders"}
     for part in ({"policies": {"novel": 1}}, {"tenantConfig": {"adminRoles": ["a"], "novel": 1}}):

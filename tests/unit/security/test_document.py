@@ -96,7 +96,7 @@ def test_a_mistake_is_refused_by_the_name_of_its_field(text: str, named: str) ->
 
 
 def test_a_secret_in_the_wrong_place_is_not_repeated() -> None:
-    """Somebody who writes the key itself into the document does not find it in the log."""
+    """A user who writes the key itself into the document does not find it in the log."""
     for text in (
         "authentication: {token: hunter2}",
         "authentication: {token: {secretKeyFile: {hunter2: x}}}",

@@ -106,7 +106,7 @@ class ModelCluster:
             span.end is not None and span.end.file == self.logs[span.incarnation]
             for span in record.chain
         ):
-            return  # a file that somebody else still writes is not sealed
+            return  # a file that another broker still writes is not sealed
         files = []
         for term, span in zip(record.epochs, record.chain, strict=True):
             last = span.end.file if span.end is not None else position.file - 1
@@ -176,7 +176,7 @@ class ModelCluster:
         return {name: BundleFacts(self.records.get(name), self.manifests[name]) for name in BUNDLES}
 
     def needed(self, file: LogFile) -> bool:
-        """The truth: somebody who recovers a bundle now opens it, or a reader finds an entry
+        """The truth: a new owner that recovers a bundle now opens it, or a reader finds an entry
         nowhere else."""
         for record in self.records.values():
             for span in record.chain:

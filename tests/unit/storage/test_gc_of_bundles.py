@@ -221,7 +221,7 @@ def test_what_a_coordinator_replays_is_kept() -> None:
     assert dead_log_files(files, {}) == sorted(files)
 
 
-def test_files_of_whoever_a_bundle_is_assigned_to_stay() -> None:
+def test_files_of_the_broker_that_a_bundle_is_assigned_to_stay() -> None:
     """Though it is dead, its change to Owned may be on its way, with a start in any file of its
     log: that would have to be recovered."""
     facts = {

@@ -245,7 +245,7 @@ def test_a_commit_whose_answer_was_lost_is_recognised_by_its_pointer_alone(
         lost = LostAnswers(store)
 
         async def unreadable(name: str, *_: int) -> bytes:
-            raise StorageError(f"{name}: the network is away")
+            raise StorageError(f"{name}: the network is unavailable")
 
         assert await store.get(keys.manifest(BUNDLE)) is None, "so that nothing is read before"
         with monkeypatch.context() as patch:

@@ -46,7 +46,7 @@ def test_a_batch_is_judged_by_its_lowest_and_remembered_by_its_highest() -> None
     assert known.push_run("p", (10,), (10,)), "and the refusal changed nothing"
 
 
-def test_those_that_have_been_away_longest_are_forgotten_first() -> None:
+def test_those_disconnected_longest_are_forgotten_first() -> None:
     """At most so many names, besides those that are connected; time ends the memory too."""
     known = Deduplication(LIMITS)
     for number, name in enumerate("abcde"):
@@ -55,7 +55,7 @@ def test_those_that_have_been_away_longest_are_forgotten_first() -> None:
         if name != "a":
             known.disconnected(name, number)
     assert [known.last_sequence(name) for name in "abcde"] == [7, -1, 7, 7, 7], (
-        "b was away longest, a never"
+        "b was disconnected longest, a never"
     )
     known.disconnected("a", 110)
     assert [known.last_sequence(name) for name in "acde"] == [7, -1, -1, -1]
@@ -84,7 +84,7 @@ def test_a_checkpoint_and_the_log_after_it_bring_it_back() -> None:
     again.recovered(DeduplicationLimits(remembered_max=1, inactive_ms=100), 1000)
     again.connected("a", 1050)
     again.disconnected("a", 1100)
-    assert again.to_state() == (("a", 0),), "b was away for too long"
+    assert again.to_state() == (("a", 0),), "b was disconnected for too long"
     again.connected("a", 1200)
     assert again.to_state() == ()
 

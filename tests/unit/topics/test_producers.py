@@ -1,4 +1,4 @@
-"""Access modes of producers: who gets in, who waits, who is put out; as examples and as a state
+"""Access modes of producers: who gets in, who waits, who is fenced; as examples and as a state
 machine."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_exclusive_keeps_everybody_out_and_everybody_keeps_it_out() -> None:
         "who asks is alive"
     )
     assert not producers.in_the_way_of(producer("q", EXCLUSIVE, since=-1)), (
-        "it is fenced, whoever lives"
+        "it is fenced, no matter which producers live"
     )
     with pytest.raises(ProducerFenced):
         producers.add(producer("q", EXCLUSIVE))
@@ -89,7 +89,7 @@ def test_exclusive_keeps_everybody_out_and_everybody_keeps_it_out() -> None:
         producers.add(producer("p", EXCLUSIVE))
 
 
-def test_whoever_wants_exclusive_access_at_once_is_kept_out_by_everybody() -> None:
+def test_all_other_producers_are_in_the_way_of_exclusive_access_at_once() -> None:
     """The host may ask all of them whether they live, those that wait too, so many at a time;
     one on its own connection does for sure."""
     producers = registry(producer("p"), producer("q"))
@@ -172,7 +172,7 @@ def test_fencing_puts_everybody_out() -> None:
 
 
 def test_one_that_waited_with_an_epoch_that_has_passed_is_refused_at_its_turn() -> None:
-    """It had exclusive access, lost its connection, and somebody else had it in between."""
+    """It had exclusive access, lost its connection, and another producer had it in between."""
     producers = registry(producer("a", EXCLUSIVE))
     producers.remove("a", "a 0")
     producers.add(producer("b"))

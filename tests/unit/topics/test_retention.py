@@ -16,8 +16,8 @@ BATCHES = st.lists(
 
 
 class Plain:
-    """Every entry with its time and size; the marks beside it are told batch by batch, as the
-    broker tells them."""
+    """Every entry with its time and size; the marks beside it are reported batch by batch, as the
+    broker reports them."""
 
     def __init__(self, batches: list[tuple[int, int, int]]) -> None:
         self.ages = Ages()

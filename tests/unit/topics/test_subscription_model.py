@@ -28,7 +28,7 @@ from tests.support.subscription_type_courses import (
 )
 @pytest.mark.parametrize(
     # the thousands found chunks acknowledged one by one out of their key's order, the others chunks
-    # that waited for whoever had a message before
+    # that waited for the consumer that had a message before
     "seed",
     [*range(12), 3004, 3018, 3040, 20093, 20383, 20920],
 )

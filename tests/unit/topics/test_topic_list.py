@@ -74,7 +74,7 @@ def test_the_comparable_name_is_that_of_the_partitioned_topic(local: str) -> Non
     assert comparable_name(name) == expected
 
 
-def test_domains_are_told_apart() -> None:
+def test_domains_are_distinguished() -> None:
     names = ["persistent://a/b/t", "non-persistent://a/b/t"]
     assert of_domain(names, persistent=True, non_persistent=False) == [names[0]]
     assert of_domain(names, persistent=False, non_persistent=True) == [names[1]]
@@ -88,7 +88,7 @@ NAMES = [f"persistent://a/b/{local}" for local in ("x", "x1", "x-partition-0", "
     st.lists(st.sets(st.sampled_from(NAMES)), min_size=1, max_size=8),
     st.sampled_from(["a/b/x.*", "a/b/.*", "a/b/q"]),
 )
-def test_changes_in_order_give_what_listing_anew_gives(states: list[set[str]], text: str) -> None:
+def test_changes_in_order_give_what_listing_again_gives(states: list[set[str]], text: str) -> None:
     """A watcher that applies every update holds exactly the matching topics, and the hash of
     each update is that of its list."""
     pattern = TopicPattern.compile(text)

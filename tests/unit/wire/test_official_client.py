@@ -17,7 +17,7 @@ from tests.support.memory import MemoryNetwork, ScriptedBroker, Session
 
 
 class RecordingBroker(ScriptedBroker):
-    """Keeps the raw SENDs and hands stored entries to whoever gives permits."""
+    """Keeps the raw SENDs and delivers stored entries to consumers that give permits."""
 
     def __init__(self) -> None:
         super().__init__(MemoryNetwork(), "unused")

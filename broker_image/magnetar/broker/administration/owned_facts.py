@@ -128,8 +128,8 @@ def _pin(host: TopicHost) -> dict[str, Any] | None:
 
 
 def _held(host: SubscriptionHost) -> dict[str, Any] | None:
-    """What open transactions hold on a subscription: no consumer gets it until they end. None if they
-    hold nothing."""
+    """What open transactions hold on a subscription: no consumer gets it until they end. None if
+    they hold nothing."""
     view, used = host.core.deferred, host.topic.transactions
     if view is None or used is None:
         return None

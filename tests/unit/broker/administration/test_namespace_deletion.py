@@ -95,8 +95,8 @@ async def record(store: MemoryStore) -> NamespaceRecord | None:
 async def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(
     tmp_path: Path,
 ) -> None:
-    """Producers return as soon as their topic is gone and others are left; they are told to
-    wait, and in the end that there is nothing."""
+    """Producers return as soon as their topic is gone and others are left. The broker has them
+    wait, and refuses them once nothing is left."""
 
     async with opened(tmp_path) as (port, _broker, peer, store):
         for number, topic in enumerate(TOPICS):
@@ -382,7 +382,7 @@ async def test_no_partitioned_topic_comes_into_a_namespace_that_is_gone(tmp_path
         assert not (await store.range(keys.partitioned_topics_in(NAME))).items
 
 
-async def test_a_bundle_that_is_over_before_its_owner_hears_that_it_is_free_ends_nobody(
+async def test_a_bundle_that_is_retired_before_its_owner_learns_of_its_release_ends_no_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to its release was lost, and the leader was quick: that is no takeover, and its
@@ -393,7 +393,7 @@ async def test_a_bundle_that_is_over_before_its_owner_hears_that_it_is_free_ends
         await peer.produce(1, TOPICS[0])
         transact, lost = broker.context.store.transact, 0
 
-        async def unheard(
+        async def answer_lost(
             compares: Sequence[Compare], operations: Sequence[Operation]
         ) -> TxnResult:
             nonlocal lost
@@ -411,7 +411,7 @@ async def test_a_bundle_that_is_over_before_its_owner_hears_that_it_is_free_ends
                 raise StoreUnavailable("the answer was lost")
             return result
 
-        monkeypatch.setattr(broker.context.store, "transact", unheard)
+        monkeypatch.setattr(broker.context.store, "transact", answer_lost)
         await port.namespaces.delete_namespace(NAME, force=True)
         async with asyncio.timeout(120):
             while any(

@@ -13,7 +13,7 @@ from magnetar.metadata.owned_fields import ADMIN_ROLES
 from magnetar.metadata.records import NamespaceRecord, TenantRecord
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import NamespaceName, initial_boundaries
-from tests.support.rest import NAMESPACE, Rest, broker_with_rest, told
+from tests.support.rest import NAMESPACE, Rest, broker_with_rest, refusal_text
 
 Script = Callable[[Broker, Rest, MetadataStore], Coroutine[Any, Any, None]]
 NAME = NamespaceName("public", "default")
@@ -66,7 +66,7 @@ async def test_a_change_of_an_owned_field_is_refused_with_the_owner(tmp_path: Pa
         for method, path, body, field in CHANGES:
             answer = await rest(method, f"{NAMESPACE}/{path}", body, status=409)
             assert (
-                told(answer)
+                refusal_text(answer)
                 == f"TopicNamespace shop/orders owns {field}; edit that resource instead"
             ), (method, path)
         assert (await record_in(store)).policies == OWNED
@@ -120,7 +120,7 @@ async def test_an_owned_namespace_is_not_deleted_by_rest_until_it_is_released(
         for path in (NAMESPACE, f"{NAMESPACE}?force=true"):
             refused = await rest("DELETE", path, status=409)
             assert (
-                told(refused)
+                refusal_text(refused)
                 == "TopicNamespace shop/orders owns namespace public/default; delete that resource "
                 "instead"
             )
@@ -190,7 +190,7 @@ async def test_a_tenant_that_is_owned_keeps_what_the_owner_sets(tmp_path: Path) 
         refused = await rest(
             "POST", tenant, {"adminRoles": ["other"], "allowedClusters": ["standalone"]}, status=409
         )
-        assert told(refused) == (
+        assert refusal_text(refused) == (
             "TopicNamespace shop/orders owns tenantConfig.adminRoles of tenant acme; edit that "
             "resource instead"
         )
@@ -204,7 +204,7 @@ async def test_a_tenant_that_is_owned_keeps_what_the_owner_sets(tmp_path: Path) 
         )
         refused = await rest("DELETE", tenant, status=409)
         assert (
-            told(refused)
+            refusal_text(refused)
             == "TopicNamespace shop/orders owns tenant acme; delete that resource instead"
         )
 

@@ -85,8 +85,8 @@ async def test_a_refusal_keeps_its_status_and_reason(
 
 
 async def test_nobody_but_a_registered_broker_is_asked_after_a_redirect() -> None:
-    """Its address may have been put there by anybody: it is refused, and hears nothing. Nor is
-    one that sends us in circles asked permanently."""
+    """An address in a redirect may be forged: an unknown one is refused, and nothing is sent there.
+    A broker that redirects in circles is asked a bounded number of times."""
     visited = 0
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

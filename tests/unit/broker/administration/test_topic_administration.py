@@ -7,7 +7,7 @@ from pathlib import Path
 
 from magnetar.errors import WireCode
 from tests.support.brokers import TOPIC, Type
-from tests.support.rest import NAMESPACE, TOPICS, told
+from tests.support.rest import NAMESPACE, TOPICS, refusal_text
 from tests.support.topic_lives import PATH, Lives, play
 
 
@@ -93,7 +93,7 @@ def test_topics_and_partitions_are_created_and_deleted_over_rest(tmp_path: Path)
             await rest("POST", f"{TOPICS}/many/partitions", 4)
             await life.peer.lookup(f"{TOPIC[:-1]}many-partition-2")
             await life.peer.subscribe(1, f"{TOPIC[:-1]}many-partition-2")
-            assert "consumers connected to s" in told(
+            assert "consumers connected to s" in refusal_text(
                 await rest("DELETE", f"{TOPICS}/many/partitions", status=412)
             )
             assert (await rest.get(f"{TOPICS}/many/partitions"))["partitions"] == 4

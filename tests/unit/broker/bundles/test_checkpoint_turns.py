@@ -28,7 +28,7 @@ FIRST, MIDDLE, LAST = 0, 1, 2
 
 
 class Pauses:
-    """Stands for asyncio in a module: whoever makes or takes a checkpoint there waits at its
+    """Stands for asyncio in a module: a task that makes or takes a checkpoint there waits at its
     first pause until it is `resumed`."""
 
     def __init__(self) -> None:

@@ -84,8 +84,8 @@ async def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
 async def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its topics stand ready before its record says whose it is, and are not among those that
-    are told of changes yet."""
+    """Its topics stand ready before its record names the owner. Until then no change is reported
+    to them."""
     commit: Any = BundleRecords.commit
 
     store = MemoryStore(SystemClock())

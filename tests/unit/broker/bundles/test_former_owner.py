@@ -1,5 +1,5 @@
-"""An owner that was fenced and has not learned of it, with nothing to write: nobody who comes to
-it is told the past."""
+"""An owner that was fenced and has not learned of it, with nothing to write: it gives no client
+an outdated answer."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ ANSWERS = (
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_former_owner_that_has_not_heard_of_its_end_tells_nobody_the_past(
+def test_a_former_owner_that_has_not_learned_of_its_end_gives_no_outdated_answer(
     tmp_path: Path, question: str
 ) -> None:
-    """Whoever was told of a seek or a receipt by its successor may come back to it: no answer, and
-    the incarnation ends. A coordinator, too, whose transaction counts as ended where nothing of it
-    can be.
+    """A client with a seek or a receipt of the new owner may come back to the former one. It gets
+    no answer, and the incarnation ends. So for a coordinator whose transaction would count as
+    ended, though the former owner can have nothing of it.
 
     By itself it looks for its claim once in a minute.
     """

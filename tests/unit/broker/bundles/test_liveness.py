@@ -112,7 +112,7 @@ async def test_a_broker_that_is_gone_is_not_named_and_forgotten_with_its_registr
         assert list(found._peers) == ["b.2"]
 
 
-async def test_who_waits_for_a_broker_that_stops_is_told_so() -> None:
+async def test_requests_that_wait_for_a_broker_that_stops_are_refused() -> None:
     """A request is answered with an error that its client tries again after; it is not cancelled
     (found by `make soak`: a 500 without a reason)."""
 

@@ -42,8 +42,8 @@ class World:
     async def wishes_while_sealing(
         self,
     ) -> tuple[asyncio.Task[LogPosition], asyncio.Task[LogPosition], list[tuple[int, int]]]:
-        """A roll that has left its file, a wish for what was written since, and the seals that the
-        roller has not heard of."""
+        """A roll that has left its file, a wish for what was written since, and the seals that
+        were not reported to the roller yet."""
         await self.fill(100)
         held = list[tuple[int, int]]()
         self.log.on_sealed = lambda number, length, _topics: held.append((number, length))

@@ -58,7 +58,7 @@ def plain(found: api.MessageIdData) -> api.MessageIdData:
     return api.MessageIdData(ledgerId=found.ledgerId, entryId=found.entryId)
 
 
-async def until_told(peer: Peer) -> None:
+async def until_asked_to_leave(peer: Peer) -> None:
     """Up to and with CLOSE_CONSUMER and the PING behind it, which is not answered yet."""
     while (await peer.answer()).type != Type.PING:
         pass
@@ -105,7 +105,7 @@ async def move(cluster: Pair) -> asyncio.Task[None]:
     )
 
 
-async def told(
+async def asked_to_leave(
     cluster: Pair, peer: Peer, kind: int
 ) -> tuple[list[api.MessageIdData], asyncio.Task[None]]:
     """A consumer that was sent MESSAGES and CLOSE_CONSUMER: their ids, and the move that waits
@@ -114,19 +114,19 @@ async def told(
     await peer.subscribe(subType=kind)
     identifiers = await published(peer)
     moving = await move(cluster)
-    await until_told(peer)
+    await until_asked_to_leave(peer)
     return identifiers, moving
 
 
 @KINDS
-async def test_an_acknowledgement_that_crosses_the_word_to_move_is_taken(
+async def test_an_acknowledgement_that_crosses_close_consumer_is_taken(
     tmp_path: Path, kind: int
 ) -> None:
     """Sent before CLOSE_CONSUMER was read, some in a span and some one by one: none of it is
     delivered by the new owner, all else is."""
 
     async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
-        identifiers, moving = await told(cluster, peer, kind)
+        identifiers, moving = await asked_to_leave(cluster, peer, kind)
         peer.write(acknowledged(identifiers[:30]))
         peer.write(acknowledged([identifiers[31], identifiers[33]]))
         peer.write(command_frame("pong"))
@@ -146,7 +146,7 @@ async def test_publishing_goes_on_while_consumers_leave(tmp_path: Path) -> None:
         await peer.subscribe()
         await other.produce()
         moving = await move(cluster)
-        await until_told(peer)
+        await until_asked_to_leave(peer)
         await other.send(b"in between")
         peer.write(command_frame("pong"))
         await moving
@@ -162,7 +162,7 @@ async def test_a_peer_that_reads_nothing_holds_no_move_up(
         async with open_peer(cluster.first) as leaving:
             await leaving.subscribe()
             moving = await move(cluster)
-            await until_told(leaving)
+            await until_asked_to_leave(leaving)
         async with asyncio.timeout(120):
             await moving
     monkeypatch.setattr(bundle_module, "LATE_ACKNOWLEDGEMENTS_S", patience)
@@ -181,7 +181,7 @@ async def test_an_acknowledgement_before_the_new_owner_has_answered_is_taken(
     not delivered."""
 
     async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
-        identifiers, moving = await told(cluster, peer, kind)
+        identifiers, moving = await asked_to_leave(cluster, peer, kind)
         getting = asyncio.create_task(
             delivered(cluster.second, kind, acknowledged(identifiers[:count]))
         )

@@ -152,8 +152,8 @@ def test_checkpoints_are_never_asked_for_more_often_than_every_half_bound(
     """Whether they succeed, and however much is written concurrently; where all succeed, no more
     than that is behind beyond the bound."""
     asked = Asked(records_max)
-    last, longest = 0, max(meanwhile for _, meanwhile in outcomes)
-    for succeeds, meanwhile in outcomes:
+    last, longest = 0, max(written for _, written in outcomes)
+    for succeeds, written in outcomes:
         while not asked.times:
             asked.write(1)
             assert asked.cost.behind <= records_max + longest or not all(
@@ -162,7 +162,7 @@ def test_checkpoints_are_never_asked_for_more_often_than_every_half_bound(
         begun = asked.cost.total
         assert begun - last >= records_max // 2
         last, asked.times = begun, 0
-        for _ in range(min(meanwhile, records_max // 2 - 1)):
+        for _ in range(min(written, records_max // 2 - 1)):
             asked.write(1)
         assert not asked.times
         if succeeds:
@@ -317,8 +317,8 @@ async def test_who_asks_just_as_the_last_checkpoint_ends_gets_one_too(
 async def test_a_successor_counts_what_it_has_replayed_and_ends_a_long_chain_soon(
     tmp_path: Path,
 ) -> None:
-    """It has no term of its own to speak of yet, and would leave all that again to whoever comes
-    next: its maintenance sees to it."""
+    """Its own term has hardly begun, and the next owner would have to replay all that again: its
+    maintenance writes a checkpoint."""
 
     store = MemoryStore(CLOCK)
     async with volume_in(tmp_path) as volume:

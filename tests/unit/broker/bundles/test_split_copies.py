@@ -1,5 +1,5 @@
-"""What storage tells of a split that did not happen: whoever rebuilds a lost store takes
-children that have copies in a log for real."""
+"""What storage shows of a split that did not happen. A rebuild of a lost store takes children
+that have copies in a log for real."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Bundles that are split at brokers of one process: clients stay, nothing is lost, whoever looks
-with old eyes finds the children."""
+"""Bundles that are split at brokers of one process: clients stay, nothing is lost, and an
+outdated view still leads to the children."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ async def test_a_request_whose_answer_is_lost_is_made_once(tmp_path: Path, commi
 
 
 async def test_a_policy_that_is_set_during_a_split_stays(tmp_path: Path) -> None:
-    """Whoever changes the namespace in between makes the split read it again, not overwrite it
+    """A change of the namespace in between makes the split read it again, not overwrite it
     (#17797, #16612)."""
 
     async with pair(tmp_path) as cluster:
@@ -357,7 +357,7 @@ async def test_a_broker_with_an_old_view_finds_the_children(tmp_path: Path) -> N
         assert set(map(str, children)) == set(first.ownership.owned)
 
 
-async def test_a_namespace_that_is_made_anew_may_have_its_old_bundles(tmp_path: Path) -> None:
+async def test_a_namespace_that_is_created_again_may_have_its_old_bundles(tmp_path: Path) -> None:
     """What had been split in its earlier incarnation is a bundle again."""
 
     async with pair(tmp_path) as cluster:

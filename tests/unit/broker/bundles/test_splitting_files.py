@@ -75,7 +75,7 @@ async def test_a_file_without_entries_of_a_child_goes_with_the_other_and_nobody_
     and gives it up once that one may.
 
     The other child reads what it has in the next file, which is of the same term, and no damage is
-    told of.
+    reported.
     """
 
     async with inherited(tmp_path) as (broker, (first, second)):

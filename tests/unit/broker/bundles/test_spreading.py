@@ -25,9 +25,9 @@ from tests.support.polling import until
 from tests.support.rest import Process
 
 
-async def test_what_stays_as_it_is_for_ever_holds_nothing_up(tmp_path: Path) -> None:
-    """A Free bundle whose namespace's record was lost, and one that nobody can recover: the
-    others are evened out all the same."""
+async def test_bundles_that_stay_as_they_are_hold_no_others_up(tmp_path: Path) -> None:
+    """A Free bundle whose namespace's record was lost, and one that no broker can recover: the
+    others are rebalanced all the same."""
 
     async with pair(tmp_path, stuck_state_s=10, balance=LIVELY) as cluster:
         store, first, brokers = cluster.store, cluster.first, (cluster.first, cluster.second)

@@ -50,8 +50,8 @@ def test_many_long_ack_sets_in_one_command_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_subscription_takes_so_many_holes(tmp_path: Path) -> None:
-    """Who acknowledges every second message of what was never delivered is told to begin with
-    the oldest, and is taken at its word."""
+    """A consumer that acknowledges every second undelivered message is refused: it has to begin
+    with the oldest. That then works."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -63,7 +63,7 @@ def test_a_subscription_takes_so_many_holes(tmp_path: Path) -> None:
         host.core.cursor._ranges_max = 2
         for identifier in identifiers[2:9:2]:
             assert not (await acknowledge(peer, identifier)).HasField("error")
-        peer.write(requests.ack(1, [identifiers[10]]))  # without a request id nobody is told
+        peer.write(requests.ack(1, [identifiers[10]]))  # without a request id there is no answer
         refused = await acknowledge(peer, identifiers[10])
         assert (refused.error, host.core.cursor.range_count) == (int(WireCode.TOO_MANY_REQUESTS), 4)
         assert "acknowledge the oldest messages first" in refused.message

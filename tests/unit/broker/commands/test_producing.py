@@ -78,7 +78,7 @@ async def test_a_name_in_use_is_refused_while_its_holder_lives(tmp_path: Path) -
 
 
 async def test_a_name_held_by_a_dead_connection_is_free(tmp_path: Path) -> None:
-    """A peer that does not answer the PING is put out, with everything it had."""
+    """A peer that does not answer the PING is removed, with everything it had."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce(producer_name="me")
@@ -92,7 +92,7 @@ async def test_a_name_held_by_a_dead_connection_is_free(tmp_path: Path) -> None:
 
 async def test_the_next_self_of_a_producer_replaces_it(tmp_path: Path) -> None:
     """The same id and name with a higher epoch; with the same epoch it is the same producer, and
-    is told so."""
+    the answer says so."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         name = (await peer.produce()).producer_name
@@ -125,7 +125,7 @@ async def test_a_name_beyond_the_limit_is_refused(tmp_path: Path) -> None:
 # --- access modes ---------------------------------------------------------------------------------
 
 
-async def test_exclusive_access_and_what_others_are_told(tmp_path: Path) -> None:
+async def test_exclusive_access_and_how_others_are_refused(tmp_path: Path) -> None:
     """topic_epoch in the answer of exclusive modes only; ProducerFenced for another exclusive
     one, ProducerBusy for a shared one."""
 
@@ -194,7 +194,7 @@ async def test_dead_connections_keep_nobody_from_exclusive_access(
 
 
 async def test_one_that_lives_among_the_dead_keeps_exclusive_access_away(tmp_path: Path) -> None:
-    """Only the dead are put out."""
+    """Only dead producers are removed."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         async with open_peer(broker) as alive, open_peer(broker) as other:
@@ -211,7 +211,7 @@ async def test_one_that_lives_among_the_dead_keeps_exclusive_access_away(tmp_pat
     await play(tmp_path, script, liveness_check_s=5.0)
 
 
-async def test_one_that_waits_is_told_twice_with_one_request_id(tmp_path: Path) -> None:
+async def test_a_waiting_producer_is_answered_twice_with_one_request_id(tmp_path: Path) -> None:
     """Not ready, then ready with the epoch; requests behind it are not held up; a SEND before
     that ends the connection."""
 
@@ -264,8 +264,8 @@ async def test_waiting_ends_with_close_and_with_the_connection(tmp_path: Path) -
     await play(tmp_path, script)
 
 
-async def test_fencing_puts_everybody_out_and_is_never_undone(tmp_path: Path) -> None:
-    """The holder gets its receipts and CLOSE_PRODUCER, who waits an error; coming back with the
+async def test_fencing_removes_all_producers_and_is_never_undone(tmp_path: Path) -> None:
+    """The holder gets its receipts and CLOSE_PRODUCER, a waiting one an error; coming back with the
     old epoch is ProducerFenced."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -276,11 +276,11 @@ async def test_fencing_puts_everybody_out_and_is_never_undone(tmp_path: Path) ->
             assert (
                 await other.produce(1, producer_access_mode=FENCING, producer_name="old")
             ).topic_epoch == 1
-            told = [await peer.answer() for _ in range(7)]
-            assert [answer.type for answer in told if answer.type != Type.ERROR] == [
+            replies = [await peer.answer() for _ in range(7)]
+            assert [answer.type for answer in replies if answer.type != Type.ERROR] == [
                 Type.SEND_RECEIPT
             ] * 5 + [Type.CLOSE_PRODUCER]
-            assert [error_of(answer) for answer in told if answer.type == Type.ERROR] == [
+            assert [error_of(answer) for answer in replies if answer.type == Type.ERROR] == [
                 WireCode.PRODUCER_FENCED
             ]
             peer.write(requests.send(1, 5, entry(b"late")))
@@ -296,8 +296,8 @@ async def test_fencing_puts_everybody_out_and_is_never_undone(tmp_path: Path) ->
 
 
 async def test_the_epoch_of_a_topic_outlives_its_broker(tmp_path: Path) -> None:
-    """It is a durable property: the next incarnation fences whoever had an older one, and goes
-    on counting."""
+    """It is a durable property: the next incarnation fences producers with an older one, and
+    goes on counting."""
 
     store = MemoryStore(CLOCK)
     for expected in range(2):
@@ -317,7 +317,7 @@ async def test_the_epoch_of_a_topic_outlives_its_broker(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_those_that_wait_on_a_topic_that_leaves_are_told_to_come_back(tmp_path: Path) -> None:
+async def test_producers_that_wait_on_a_topic_that_leaves_may_come_back(tmp_path: Path) -> None:
     """ServiceNotReady with words that no client takes for the end; those that are in get
     CLOSE_PRODUCER."""
 

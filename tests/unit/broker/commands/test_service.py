@@ -149,8 +149,8 @@ async def test_a_transactional_send_is_no_ordinary_message(tmp_path: Path) -> No
 
 
 async def test_a_producer_is_closed_after_its_last_receipt(tmp_path: Path) -> None:
-    """SUCCESS of CLOSE_PRODUCER comes last; a SEND that was on its way then is dropped without a
-    word."""
+    """SUCCESS of CLOSE_PRODUCER comes last; a SEND that was on its way then is dropped
+    silently."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -342,7 +342,7 @@ async def test_an_acknowledgement_is_answered_only_if_asked(tmp_path: Path) -> N
     await play(tmp_path, script)
 
 
-async def test_last_message_id_tells_empty_plain_and_batched_apart(tmp_path: Path) -> None:
+async def test_last_message_id_distinguishes_empty_plain_and_batched(tmp_path: Path) -> None:
     """(-1, -1) for an empty topic; batch index -1 for a plain message and the last index for a
     batch."""
 
@@ -393,7 +393,7 @@ async def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> Non
 async def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(
     tmp_path: Path,
 ) -> None:
-    """Publishers and whoever says something concurrently are read no further, and answered
+    """Publishers and peers that send anything concurrently are read no further, and answered
     afterwards."""
 
     async def script(broker: Broker, peer: Peer) -> None:

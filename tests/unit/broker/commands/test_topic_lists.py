@@ -1,5 +1,5 @@
-"""Topic lists across brokers: whoever is asked, after restarts, outages of the store and lost
-writes; and what watchers are told."""
+"""Topic lists across brokers: from each of them, after restarts, outages of the store and lost
+writes; and what watchers receive."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_list_survives_a_restart_and_a_move_costs_no_entry(tmp_path: Pat
     await store.close()
 
 
-async def test_whoever_acquires_a_bundle_mends_its_entries(tmp_path: Path) -> None:
+async def test_a_new_owner_mends_the_entries_of_its_bundle(tmp_path: Path) -> None:
     """An entry that was lost comes back, one of a topic that does not exist goes; partitioned
     topics are left alone."""
 
@@ -146,10 +146,10 @@ async def test_whoever_acquires_a_bundle_mends_its_entries(tmp_path: Path) -> No
     await store.close()
 
 
-async def test_topics_are_created_while_the_store_is_away_and_listed_when_it_is_back(
+async def test_topics_are_created_while_the_store_is_unavailable_and_listed_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log is what a creation needs; a bundle's owner hands the entry in later."""
+    """The log is what a creation needs; a bundle's owner writes the entry later."""
     monkeypatch.setattr(topic_registry, "REGISTRATION_WAIT_S", 0.2)
 
     async with connected_peer(tmp_path) as (broker, peer):
@@ -225,7 +225,7 @@ async def test_filters_hashes_and_modes(tmp_path: Path) -> None:
         assert list(elsewhere.get_topics_of_namespace_response.topics) == []
 
 
-async def test_a_watcher_hears_success_and_then_every_change_in_order(tmp_path: Path) -> None:
+async def test_a_watcher_receives_success_and_then_every_change_in_order(tmp_path: Path) -> None:
     """What a client adds up from updates is what the list says at the end; the hash of each
     update is that of the sum."""
 
@@ -277,7 +277,7 @@ async def test_a_watcher_hears_success_and_then_every_change_in_order(tmp_path: 
         assert list(again.watch_topic_list_success.topic) == [], "an equal hash saves the list"
 
 
-async def test_a_closed_watcher_hears_nothing_and_watchers_are_limited(tmp_path: Path) -> None:
+async def test_a_closed_watcher_receives_nothing_and_watchers_are_limited(tmp_path: Path) -> None:
     async with connected_peer(tmp_path, topic_watchers_per_connection_max=2) as (broker, peer):
         values = {"namespace": PUBLIC, "topics_pattern": f"{PUBLIC}/.*"}
         for watcher in (1, 2):

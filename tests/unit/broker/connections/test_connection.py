@@ -168,7 +168,7 @@ def test_an_unknown_authentication_method_is_anonymous() -> None:
     run(scenario)
 
 
-def test_a_peer_that_does_not_read_is_held_back_and_then_dropped() -> None:
+def test_a_peer_that_does_not_read_is_paused_and_then_dropped() -> None:
     """Beyond four full buffers it is not read any more; when it reads it is again; after
     `slow_peer_s` without reading it is gone."""
 
@@ -529,7 +529,7 @@ def test_a_peer_that_is_not_read_is_not_taken_for_dead() -> None:
     run(scenario)
 
 
-def test_a_connection_that_ends_while_it_is_held_back_stays_ended() -> None:
+def test_a_connection_that_ends_while_it_is_paused_stays_ended() -> None:
     async def scenario() -> None:
         line = Line()
         await line.feed(CONNECT)

@@ -58,7 +58,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_malformed_send_fails_alone(tmp_path: Path, case: str) -> None:
-    """It is refused, in its place; its neighbours are stored and delivered, and cost a consumer
+    """It is refused, in order; its neighbours are stored and delivered, and cost a consumer
     one permit each."""
     body, messages = REFUSED[case]
 
@@ -100,8 +100,8 @@ def test_a_send_that_is_cut_off_ends_its_connection_alone(tmp_path: Path, body: 
 
 
 def test_a_run_of_sends_is_checked_to_its_end(tmp_path: Path) -> None:
-    """SENDs whose commands repeat each other are told apart by their metadata: a malformed one
-    among them is found."""
+    """SENDs whose commands repeat each other are distinguished by their metadata: a malformed
+    one among them is found."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()

@@ -212,8 +212,8 @@ async def test_the_last_id_when_everything_up_to_the_end_is_compacted(tmp_path: 
 
 @pytest.mark.slow
 async def test_what_was_truncated_is_not_the_last_message_of_a_later_view(tmp_path: Path) -> None:
-    """A view is made of the one before, so it keeps what its topic has dropped since: a reader is
-    not told to wait for that.
+    """A view is made of the one before, so it keeps what its topic has dropped since. A reader
+    does not wait for that.
 
     Made again behind a tombstone, it has nothing but that; of what was published after the
     truncation it has the last again.

@@ -79,7 +79,7 @@ async def test_nothing_is_remembered_of_files_that_no_bundle_served_here_lists(
 
 
 def remembered(found: World) -> set[tuple[str, str]]:
-    """Of which bundles and topics the tidier knows what files have of them."""
+    """Of which bundles and topics the manifest compactor knows what files have of them."""
     shares = found.broker.maintenance.manifest_compactor._shares
     return {
         (bundle, topic)

@@ -27,7 +27,7 @@ def test_a_changed_byte_of_an_entry_is_found_and_named(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
     """Behind its magic number and checksum any byte of any entry: file, offset, topic and
-    position of that entry are told."""
+    position of that entry are reported."""
     entries = [entry(payload, number) for number, payload in enumerate(payloads)]
     bad = data.draw(st.integers(0, len(entries) - 1))
     at = data.draw(st.integers(6, len(entries[bad]) - 1))

@@ -1,7 +1,7 @@
-"""Reads that fail for a while, on a real broker: an I/O error, or a file that is not there until
-somebody brings it back.
+"""Reads that fail for a while, on a real broker: an I/O error, or a file that is missing until
+it is brought back.
 
-What needs the file is told as damage and tried again, everything else is served, and nothing is
+What needs the file is reported as damage and tried again, everything else is served, and nothing is
 lost, skipped or given up concurrently.
 """
 
@@ -76,7 +76,7 @@ def is_data(name: str) -> bool:
 
 
 def strike(volume: FaultyVolume, kind: str, names: Callable[[str], bool] = is_data) -> None:
-    """Reads of these files fail from now on, beginning with the next one; or the files are away."""
+    """Reads of these files fail from the next one on; or the files are missing."""
     if kind == "missing":
         volume.missing = names
         return
@@ -169,8 +169,8 @@ def numbers(count: int) -> list[bytes]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 async def test_deliveries_wait_for_the_file(tmp_path: Path, place: str, kind: str) -> None:
-    """A reader gets every entry once and in order, however often reads fail; whoever publishes
-    concurrently is served."""
+    """A reader gets every entry once and in order, however often reads fail. Producers are
+    served concurrently."""
 
     store = MemoryStore(CLOCK)
     async with (
@@ -221,8 +221,8 @@ async def test_deliveries_wait_for_the_file(tmp_path: Path, place: str, kind: st
 async def test_rewriting_waits_for_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A round that cannot read commits nothing and leaves nothing behind; it is told, and a later
-    one rewrites everything.
+    """A round that cannot read commits nothing and leaves nothing behind; that is reported, and a
+    later one rewrites everything.
 
     A read that failed may do better in the next round. A file that is missing is damage, and left
     alone for a while.
@@ -242,9 +242,9 @@ async def test_rewriting_waits_for_the_file(
         before, host = await manifest_of(broker), host_of(broker)
         assert len(before.level0) == 1
         strike(volume, kind)
-        with capture_logs() as told:
+        with capture_logs() as logged:
             await broker.maintenance.round()
-        said = [found for found in told if found.get("about") == (str(host.bundle.name),)]
+        said = [found for found in logged if found.get("about") == (str(host.bundle.name),)]
         if kind == "missing":
             [found] = broker.context.damage.listed()
             assert (said, found["what"], found["bundle"]) == (
@@ -284,8 +284,8 @@ async def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str
     """A new owner that cannot read what a dead broker left serves nothing of the bundle, says why,
     tries again, and then has every entry.
 
-    That the last file of a log is gone altogether is seen by nobody, if its owner had not come to
-    note it: what else tells how far a log reaches?
+    A last file of a log that is gone altogether goes unnoticed if its owner had not noted it:
+    nothing else shows how far a log reaches.
     """
 
     store = MemoryStore(CLOCK)
@@ -307,26 +307,26 @@ async def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str
             assert await volume.remove(made)
         hurt = {"first": files[:1], "last": files[1:], "all": files}[which]
         strike(volume, kind, lambda name: name in hurt)
-        async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
-            damage = taker.context.damage
+        async with broker_on(volume, store, "broker-1") as new_owner, open_peer(new_owner) as peer:
+            damage = new_owner.context.damage
             if kind in LASTING:
                 peer.write(command_frame("lookup", request_id=1, topic=TOPIC))
                 await until("two attempts have failed", lambda: damage.met >= 2)
                 [found] = damage.listed()
-                bundle = await taker.ownership.bundle_of(TopicName.parse(TOPIC))
+                bundle = await new_owner.ownership.bundle_of(TopicName.parse(TOPIC))
                 assert (found["what"], found["bundle"]) == ("recovery", str(bundle))
                 assert "missing" in found["error"] or "Input/output error" in found["error"], found
-                assert b"\nmagnetar_storage_damage 1.0\n" in taker.metrics.exposition()
-                assert str(bundle) not in taker.ownership.owned
+                assert b"\nmagnetar_storage_damage 1.0\n" in new_owner.metrics.exposition()
+                assert str(bundle) not in new_owner.ownership.owned
                 heal(volume)
                 await peer.answer(Type.LOOKUP_RESPONSE)
             await until(
                 "the bundle is served",
-                lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()),
+                lambda: any(TOPIC in owned.topics for owned in new_owner.ownership.owned.values()),
             )
             heal(volume)
             assert damage.listed() == []
-            host = host_of(taker)
+            host = host_of(new_owner)
             assert await stored(host) == numbers(2 * COUNT)
             assert [
                 tuple(host.core.ledgers.position(ordinal)) for ordinal in range(2 * COUNT)
@@ -336,8 +336,8 @@ async def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str
 
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None:
-    """Its owner has noted a file, and died; that one and what was begun behind it are away, or
-    the latter alone: too short a log is not whole."""
+    """Its owner has noted a file, and died; that one and what was begun behind it are missing,
+    or the latter alone: too short a log is not whole."""
 
     store = MemoryStore(CLOCK)
     async with bad_disk(tmp_path) as volume:
@@ -359,18 +359,18 @@ async def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None
         )
         assert len(files) == 3
         strike(volume, "missing", lambda name: name in files[lost:])
-        async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
+        async with broker_on(volume, store, "broker-1") as new_owner, open_peer(new_owner) as peer:
             peer.write(command_frame("lookup", request_id=1, topic=TOPIC))
-            await until("an attempt has failed", lambda: taker.context.damage.met >= 1)
-            [found] = taker.context.damage.listed()
+            await until("an attempt has failed", lambda: new_owner.context.damage.met >= 1)
+            [found] = new_owner.context.damage.listed()
             assert f"{files[lost]} is missing" in found["error"]
             heal(volume)
             await peer.answer(Type.LOOKUP_RESPONSE)
             await until(
                 "the bundle is served",
-                lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()),
+                lambda: any(TOPIC in owned.topics for owned in new_owner.ownership.owned.values()),
             )
-            assert await stored(host_of(taker)) == numbers(2 * COUNT + 1)
+            assert await stored(host_of(new_owner)) == numbers(2 * COUNT + 1)
     await store.close()
 
 

@@ -19,7 +19,7 @@ from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.entries import BatchMessage, encode_batch, encode_entry
 from tests.support.brokers import Peer, Type
-from tests.support.rest import NAMESPACE, TOPICS, Rest, broker_with_rest, told
+from tests.support.rest import NAMESPACE, TOPICS, Rest, broker_with_rest, refusal_text
 
 Script = Callable[[Broker, Rest, Peer], Coroutine[Any, Any, None]]
 T = f"{TOPICS}/t"
@@ -69,7 +69,7 @@ async def test_messages_are_peeked_at_examined_and_found(tmp_path: Path) -> None
         assert "x-pulsar-num-batch-message" not in peeked.headers
         await rest("POST", f"{S}/skip/1")
         assert (await rest.ask("GET", f"{S}/position/1")).content == b"m1"
-        assert "2 messages" in told(await rest("GET", f"{S}/position/3", status=404))
+        assert "2 messages" in refusal_text(await rest("GET", f"{S}/position/3", status=404))
         for query, payload in (
             ("earliest", "m0"),
             ("earliest&messagePosition=2", "m1"),
@@ -304,7 +304,7 @@ async def test_brokers_tell_what_they_are_and_do(tmp_path: Path) -> None:
     await play(tmp_path, script)
 
 
-async def test_bundles_are_told_cleared_and_unloaded(tmp_path: Path) -> None:
+async def test_bundles_are_listed_cleared_and_unloaded(tmp_path: Path) -> None:
     """Work on a namespace reaches its bundles; work on a bundle only its own topics."""
 
     async def script(broker: Broker, rest: Rest, peer: Peer) -> None:

@@ -25,7 +25,7 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.rest.answers import BODY_BYTES_MAX
 from tests.support.memory_rest import MemoryPort
 from tests.support.resources import every_resource
-from tests.support.rest import told
+from tests.support.rest import refusal_text
 
 NAMESPACES = "/admin/v2/namespaces"
 TOPICS = "/admin/v2/persistent/public/default"
@@ -76,7 +76,7 @@ def refused(answer: httpx.Response, status: int) -> str:
     assert answer.status_code == status, answer.text
     body = answer.json()
     assert list(body) in (["reason"], ["reason", "remedy"])
-    return told(body)
+    return refusal_text(body)
 
 
 async def test_health_follows_the_broker(port: MemoryPort) -> None:
@@ -158,7 +158,7 @@ async def test_bundles_that_are_none_are_refused(port: MemoryPort) -> None:
 
 
 async def test_a_namespace_is_divided_at_the_boundaries_given(port: MemoryPort) -> None:
-    """In any order, once each, and whatever number stands beside them: what GET tells of one
+    """In any order, once each, and whatever number stands beside them: what GET shows of one
     namespace makes another like it."""
     boundaries = ["0x00000000", "0x10000000", "0xffffffff", "0x1", "0x10000000"]
     body = {"bundles": {"boundaries": boundaries, "numBundles": 4}}
@@ -182,7 +182,7 @@ async def test_topics_are_listed_under_both_paths(port: MemoryPort) -> None:
 
 
 async def test_a_partitioned_topic_is_created_once(port: MemoryPort) -> None:
-    """204, then 409, which clients take for "somebody was faster"."""
+    """204, then 409, from which clients conclude that another one was faster."""
     created = await ask(port, "PUT", f"{TOPICS}/many/partitions", json=3)
     assert (created.status_code, created.content) == (204, b"")
     assert "already exists" in refused(
@@ -343,7 +343,7 @@ async def test_the_description_lists_every_route(port: MemoryPort) -> None:
 
 
 async def test_the_description_names_every_policy(port: MemoryPort) -> None:
-    """Whoever generates a client, or attacks the routes, knows which there are."""
+    """Programs that generate clients, or attack the routes, learn which there are."""
     paths = (await ask(port, "GET", "/openapi.json")).json()["paths"]
     for path, table in (
         ("/admin/v2/namespaces/{tenant}/{namespace}/{policy}", NAMESPACE_POLICIES),
@@ -433,7 +433,7 @@ async def test_what_is_not_offered_yet_is_refused_by_name(
     assert "GET /docs lists" not in refused(await ask(port, method, path), status)
 
 
-async def test_a_mistake_of_ours_is_told_in_the_same_shape(port: MemoryPort) -> None:
+async def test_a_mistake_of_ours_is_reported_in_the_same_shape(port: MemoryPort) -> None:
     """500 with a reason: nothing of what went wrong leaves the broker but its kind."""
     CURRENT.port = port
     port.failure = ValueError("secret")

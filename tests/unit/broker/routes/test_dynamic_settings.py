@@ -21,7 +21,7 @@ from magnetar.names import TopicName
 from tests.support.broker_pair import pair
 from tests.support.brokers import SETTINGS, TOPIC, open_peer
 from tests.support.polling import until
-from tests.support.rest import broker_with_rest, told
+from tests.support.rest import broker_with_rest, refusal_text
 
 PATH = "/admin/v2/brokers/configuration"
 SHEDDER, PLACEMENT = STRATEGIES
@@ -50,7 +50,7 @@ async def test_a_bad_value_is_refused_by_name_and_remedy(
     tmp_path: Path, name: str, value: str, remedy: str
 ) -> None:
     async with broker_with_rest(tmp_path) as (_broker, rest, _peer):
-        reason = told(await rest("POST", f"{PATH}/{name}/{value}", status=400))
+        reason = refusal_text(await rest("POST", f"{PATH}/{name}/{value}", status=400))
         assert name in reason
         assert value in reason
         assert remedy in reason
@@ -193,7 +193,7 @@ async def test_an_isolation_policy_is_checked_and_shown(tmp_path: Path) -> None:
     async with broker_with_rest(tmp_path) as (broker, rest, _peer):
         base = "/admin/v2/clusters/standalone/namespaceIsolationPolicies"
         refused = await rest("POST", f"{base}/p", {**ISOLATION, "primary": ["("]}, status=400)
-        assert "not a regular expression" in told(refused)
+        assert "not a regular expression" in refusal_text(refused)
         policy = {**ISOLATION, "primary": [broker.context.broker]}
         await rest("POST", f"{base}/p", policy)
         [shown] = await rest.get(f"{base}/brokers")

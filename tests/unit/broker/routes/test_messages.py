@@ -40,7 +40,7 @@ class LargeMessages:
 
 
 class SlowPeer:
-    """Reads the first part of an answer, and no more before it is told to."""
+    """Reads the first part of an answer, and no more before `reads` is set."""
 
     def __init__(self, application: Any) -> None:
         self._application = application

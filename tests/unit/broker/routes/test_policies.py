@@ -187,7 +187,7 @@ async def test_what_is_wrong_is_refused_with_a_reason(
 )
 async def test_what_could_not_be_returned_is_not_stored(tmp_path: Path, value: str) -> None:
     """Python reads more than JSON is: a policy, a property or a document of that kind would be
-    an error for whoever asks for it afterwards."""
+    an error for clients that ask for it afterwards."""
 
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await peer.produce()

@@ -475,11 +475,11 @@ async def test_each_request_is_refused_with_pulsars_status_and_words(
         await _prepare(rest)
         for request in GROUPS[group]:
             answer = await rest.ask(request.method, request.path, request.body)
-            told = answer.json() if answer.content else {}
-            reason = str(told.get("reason")) if isinstance(told, dict) else str(told)
+            body = answer.json() if answer.content else {}
+            reason = str(body.get("reason")) if isinstance(body, dict) else str(body)
             if answer.status_code != request.status or not reason.startswith(request.reason):
-                wrong.append(f"{request}\n    {answer.status_code} {told}")
-            elif not set(told) <= {"reason", "remedy"}:
-                wrong.append(f"{request}\n    {told}")
+                wrong.append(f"{request}\n    {answer.status_code} {body}")
+            elif not set(body) <= {"reason", "remedy"}:
+                wrong.append(f"{request}\n    {body}")
     assert not wrong, "\n".join(["", *wrong])
     assert str(TOPIC) == "persistent://public/default/t"

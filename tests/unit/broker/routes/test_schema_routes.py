@@ -118,7 +118,9 @@ async def test_a_deletion_lets_anything_follow_and_keeps_what_messages_need(
         assert await rest("POST", f"{SCHEMAS}/schema", payload(A), status=200) == {"version": 0}
 
 
-async def test_a_topic_takes_its_schema_along_unless_told_otherwise(tmp_path: Path) -> None:
+async def test_deleting_a_topic_deletes_its_schema_unless_requested_otherwise(
+    tmp_path: Path,
+) -> None:
     async with broker_with_rest(tmp_path) as (_broker, rest, _peer):
         for suffix, status in (("?deleteSchema=false", 200), ("", 404)):
             await rest("PUT", f"{TOPICS}/t")

@@ -37,7 +37,7 @@ def client_of(
 
 
 async def test_a_transaction_commits_once() -> None:
-    """Compare, put and delete in one: the second time the comparison fails and tells what is
+    """Compare, put and delete in one: the second time the comparison fails and shows what is
     there."""
 
     async def script(store: MemoryStore, application: FastAPI) -> None:

@@ -10,7 +10,7 @@ import httpx
 from magnetar.broker.routes.application import create_application
 from magnetar.coordinator.probes import LISTED, LISTED_MAX
 from tests.support.resources import every_resource
-from tests.support.rest import told
+from tests.support.rest import refusal_text
 
 OURS, PULSAR = "/magnetar/v1/transactions", "/admin/v3/transactions/slowTransactions"
 
@@ -49,7 +49,8 @@ def test_slow_transactions_are_all_of_them_or_a_refusal() -> None:
     refused = ManyTransactions(LISTED_MAX + 1).get(f"{PULSAR}/5?coordinatorId=0")
     assert refused.status_code == 400
     assert all(
-        word in told(refused.json()) for word in ("timeout", str(LISTED_MAX), "coordinatorId", OURS)
+        word in refusal_text(refused.json())
+        for word in ("timeout", str(LISTED_MAX), "coordinatorId", OURS)
     )
 
 

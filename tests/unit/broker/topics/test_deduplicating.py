@@ -125,7 +125,7 @@ def test_without_the_policy_nothing_is_tested_or_remembered(tmp_path: Path) -> N
 
 
 def test_a_repetition_is_a_success_with_no_position(tmp_path: Path) -> None:
-    """Above the highest durable id: stored. Up to it: a receipt with (-1, -1), in its place
+    """Above the highest durable id: stored. Up to it: a receipt with (-1, -1), in order
     among the others."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -146,8 +146,8 @@ def test_a_repetition_is_a_success_with_no_position(tmp_path: Path) -> None:
 
 
 def test_a_repetition_of_what_is_on_its_way_is_an_error_to_try_again(tmp_path: Path) -> None:
-    """PersistenceError behind the receipt of the first: nobody may be told that it is stored
-    before it is."""
+    """PersistenceError behind the receipt of the first: no receipt may say that it is
+    stored before it is."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce(producer_name="p")
@@ -226,7 +226,7 @@ def test_the_policy_acts_at_once_on_topics_that_are_open(tmp_path: Path) -> None
     play(tmp_path, script)
 
 
-def test_a_producer_that_stayed_away_for_too_long_begins_anew(tmp_path: Path) -> None:
+def test_a_producer_that_stayed_away_for_too_long_begins_again(tmp_path: Path) -> None:
     """Inactivity ends the memory; being connected keeps it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -279,7 +279,7 @@ async def test_what_was_stored_is_known_to_the_next_incarnation(
 
 
 async def test_half_a_chunked_message_is_not_known_to_the_next_incarnation(tmp_path: Path) -> None:
-    """Its client sends all of it again, and must not be told that it is there."""
+    """Its client sends all of it again, and no answer may say that it is there."""
 
     store = MemoryStore(CLOCK)
     body = entry(b"x", 4, uuid="u", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=2)

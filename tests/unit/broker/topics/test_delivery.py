@@ -535,7 +535,7 @@ def test_a_dead_exclusive_consumer_does_not_keep_its_successor_out(tmp_path: Pat
     play(tmp_path, script, liveness_check_s=2.0)
 
 
-def test_the_end_of_a_terminated_topic_is_told_once_all_is_acknowledged(tmp_path: Path) -> None:
+def test_the_end_of_a_terminated_topic_is_reported_once_all_is_acknowledged(tmp_path: Path) -> None:
     """Not to C++ and Go clients, which would close the connection; to those who come later at
     once."""
 

@@ -1,5 +1,5 @@
 """Index and broker time of messages: each has the number of messages before it in its topic,
-wherever its entry lies and whoever serves it."""
+wherever its entry lies and whichever broker serves it."""
 
 from __future__ import annotations
 

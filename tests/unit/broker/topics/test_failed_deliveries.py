@@ -1,4 +1,4 @@
-"""Deliveries that go wrong in a way that nobody foresaw: told, tried again, and nothing is
+"""Deliveries that fail in an unforeseen way: they are reported and tried again, and nothing is
 skipped."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def later(work: Callable[..., Any], failing: Callable[..., Any]) -> Callable[...
 
 
 @pytest.mark.parametrize("where", ["memory", "storage"])
-def test_a_surprise_on_the_way_to_a_consumer_is_told_and_tried_again(
+def test_a_surprise_on_the_way_to_a_consumer_is_reported_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Though nothing else happens on the topic; while it lasts it is listed as damage, and what

@@ -1,5 +1,5 @@
-"""Failover and Key_Shared on the wire: what each of several consumers on real sockets is told,
-and in which order."""
+"""Failover and Key_Shared on the wire: what each of several consumers on real sockets
+receives, and in which order."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ async def play(directory: Path, script: Script, **settings: Any) -> None:
         await script(broker, peer)
 
 
-async def told(peer: Peer) -> tuple[int, bool]:
-    """The next command, which must tell a consumer whether it is active."""
+async def active_change(peer: Peer) -> tuple[int, bool]:
+    """The next command, which must notify a consumer whether it is active."""
     change = (await peer.answer(Type.ACTIVE_CONSUMER_CHANGE)).active_consumer_change
     return change.consumer_id, change.is_active
 
 
-async def test_failover_tells_everybody_after_success_and_delivers_to_the_active_one(
+async def test_failover_notifies_all_consumers_after_success_and_delivers_to_the_active_one(
     tmp_path: Path,
 ) -> None:
-    """SUCCESS, then the news, then messages; the one that takes over begins at what is not
-    acknowledged."""
+    """SUCCESS, then ACTIVE_CONSUMER_CHANGE, then messages. The next active consumer begins at
+    what is not acknowledged."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         for sequence in range(4):
             await peer.send(b"%d" % sequence, sequence)
         assert (await peer.subscribe(1, subType=FAILOVER, priority_level=1)).type == Type.SUCCESS
-        assert await told(peer) == (1, True)
+        assert await active_change(peer) == (1, True)
         assert (await peer.subscribe(2, subType=FAILOVER, priority_level=2)).type == Type.SUCCESS
-        assert await told(peer) == (2, False)
+        assert await active_change(peer) == (2, False)
         for consumer in (1, 2):
             peer.write(command_frame("flow", consumer_id=consumer, messagePermits=100))
         messages = [(await peer.message())[0] for _ in range(4)]
         assert {message.consumer_id for message in messages} == {1}
         peer.write(requests.ack(1, [message.message_id for message in messages[:2]]))
         assert (await peer.subscribe(3, subType=FAILOVER, priority_level=0)).type == Type.SUCCESS
-        assert [await told(peer) for _ in range(3)] == [(1, False), (2, False), (3, True)]
+        assert [await active_change(peer) for _ in range(3)] == [(1, False), (2, False), (3, True)]
         peer.write(command_frame("flow", consumer_id=3, messagePermits=100))
         again = [(await peer.message())[0] for _ in range(2)]
         assert [(message.consumer_id, message.message_id.entryId) for message in again] == [
@@ -76,7 +76,7 @@ async def test_a_seek_disconnects_only_the_active_consumer(tmp_path: Path) -> No
         positions = [await peer.send(b"%d" % sequence, sequence) for sequence in range(4)]
         for consumer in (1, 2):
             await peer.subscribe(consumer, subType=FAILOVER, priority_level=consumer)
-            await told(peer)
+            await active_change(peer)
         for consumer in (1, 2):
             peer.write(command_frame("flow", consumer_id=consumer, messagePermits=100))
         for _ in range(4):
@@ -88,8 +88,8 @@ async def test_a_seek_disconnects_only_the_active_consumer(tmp_path: Path) -> No
         )
         closed = await peer.answer(Type.CLOSE_CONSUMER)
         assert closed.close_consumer.consumer_id == 1
-        # The seek is confirmed once it is durable; whoever takes over may have its messages by
-        # then.
+        # The seek is confirmed once it is durable; the next active consumer may have its
+        # messages by then.
         answers = [await peer.answer() for _ in range(4)]
         assert sorted(found.type for found in answers) == sorted(
             [Type.SUCCESS, Type.ACTIVE_CONSUMER_CHANGE, Type.MESSAGE, Type.MESSAGE]
@@ -166,8 +166,8 @@ async def test_key_shared_sends_every_key_to_one_consumer_in_order(tmp_path: Pat
 
 
 async def test_sticky_ranges_on_the_wire(tmp_path: Path) -> None:
-    """Overlap is ConsumerAssignError, another policy ConsumerBusy; keys that nobody serves wait
-    until somebody does."""
+    """Overlap is ConsumerAssignError, another policy ConsumerBusy; keys without a consumer
+    wait until there is one."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         keys = [f"key-{number}" for number in range(60)]
@@ -224,7 +224,7 @@ async def test_a_key_that_moves_waits_for_its_acknowledgements(tmp_path: Path) -
 
 
 async def test_a_dead_exclusive_consumer_makes_room(tmp_path: Path) -> None:
-    """A peer that does not answer the PING is put out; one that does keeps its place."""
+    """A peer that does not answer the PING is removed; one that does keeps its place."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.subscribe()

@@ -60,7 +60,7 @@ async def subscribe(
     assert stats.availablePermits == permits, "handled before anybody publishes"
 
 
-async def test_messages_go_to_whoever_has_permits_and_are_gone(tmp_path: Path) -> None:
+async def test_messages_go_to_consumers_with_permits_and_are_gone(tmp_path: Path) -> None:
     """Without a consumer, without permits, and beyond them messages are lost silently;
     receipts say 0:0 all the same."""
 
@@ -274,8 +274,8 @@ async def test_what_cannot_be_asked_of_it_is_answered(tmp_path: Path) -> None:
 async def test_a_move_sends_clients_to_the_new_owner_and_its_list_shows_the_topic_again(
     tmp_path: Path,
 ) -> None:
-    """Producers and consumers are told to come back; the entry of the old owner goes, that of
-    the new one comes with them."""
+    """The old owner closes producers and consumers, which come back. Its entry goes, that of the
+    new one comes with them."""
 
     store = MemoryStore(SystemClock())
     async with (
@@ -303,8 +303,8 @@ async def test_a_move_sends_clients_to_the_new_owner_and_its_list_shows_the_topi
 
 
 async def test_it_is_created_listed_counted_and_deleted_over_rest(tmp_path: Path) -> None:
-    """As any topic: 409 for a second creation, 412 while somebody uses it, and by force it is
-    gone with its clients sent away."""
+    """As any topic: 409 for a second creation, 412 while it is in use, and by force it is
+    gone and its clients are closed."""
 
     path = "/admin/v2/non-persistent/public/default"
     async with (

@@ -1,4 +1,4 @@
-"""The end of a topic, while it is being written: nobody is told before it is there to stay."""
+"""The end of a topic, while it is being written: no client learns of it before it is durable."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.brokers import TOPIC, Peer, Type
 from tests.support.deliveries import play, publish
 
 
-def test_an_end_that_is_not_durable_yet_is_told_to_nobody(tmp_path: Path) -> None:
-    """Neither to whoever asks a second time, nor to consumers that have acknowledged everything:
+def test_an_end_that_is_not_durable_yet_is_reported_to_no_client(tmp_path: Path) -> None:
+    """Neither to a second request, nor to consumers that have acknowledged everything:
     after a crash the topic may go on."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -55,8 +55,8 @@ def test_an_end_that_is_not_durable_yet_is_told_to_nobody(tmp_path: Path) -> Non
 
 
 def test_an_end_that_cannot_be_written_is_none(tmp_path: Path) -> None:
-    """The log refuses its record: whoever asks is told so, every time, the topic takes messages,
-    and may be terminated later."""
+    """The log refuses its record: every request fails with that. The topic takes messages, and
+    may be terminated later."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -75,8 +75,8 @@ def test_an_end_that_cannot_be_written_is_none(tmp_path: Path) -> None:
 
 
 def test_who_asks_for_an_end_may_leave(tmp_path: Path) -> None:
-    """It takes place all the same, producers and consumers learn of it, and the next one who asks
-    is told where it is."""
+    """It takes place all the same, producers and consumers learn of it, and the next request
+    is answered with its position."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()

@@ -77,7 +77,7 @@ async def test_a_committed_transaction_is_read_and_an_aborted_one_is_not(tmp_pat
     await store.close()
 
 
-async def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_none(
+async def test_a_topic_that_was_not_registered_asks_and_learns_of_the_end_or_that_there_is_none(
     tmp_path: Path,
 ) -> None:
     """An open one gets the topic as a participant; what a client invented is void; the absent
@@ -217,20 +217,20 @@ async def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_s
     tmp_path: Path,
 ) -> None:
     """The answer "it has not begun" is on its way when it begins, and sends: a repetition even,
-    of what somebody sent in its name before."""
+    of what another client sent in its name before."""
 
     async with stage(tmp_path / "b") as (broker, peer, client):
         await send_in(peer, TxnId(0, 0), b"x", 0)
         inquiries, ask = broker.maintenance.inquiries, broker.maintenance.inquiries._ask
 
-        async def ask_and_meanwhile(*about: Any) -> None:
+        async def ask_and_begin(*about: Any) -> None:
             try:
                 await ask(*about)
             finally:
                 assert await client.begin(TOPIC) == TxnId(0, 0)
                 await send_in(peer, TxnId(0, 0), b"x", 0)
 
-        inquiries._ask = ask_and_meanwhile  # type: ignore[method-assign, assignment]
+        inquiries._ask = ask_and_begin  # type: ignore[method-assign, assignment]
         await inquiries.look()  # from now on it counts
         await asyncio.sleep(0.06)
         await inquiries.look()
@@ -297,8 +297,8 @@ async def test_a_round_is_bounded_and_every_topic_has_its_share(
         await asyncio.sleep(0.06)
         with capture_logs() as lines:
             await broker.maintenance.inquiries.look()
-        told = [(line["topic"], line["unbegun"]) for line in lines if "unbegun" in line]
-        assert sorted(told) == [(OTHER, 3), (TOPIC, 5)]
+        logged = [(line["topic"], line["unbegun"]) for line in lines if "unbegun" in line]
+        assert sorted(logged) == [(OTHER, 3), (TOPIC, 5)]
         await broker.context.log.barrier()
         assert len([*used.buffer.open_transactions()]) == 15
         assert not other.buffer.has_open

@@ -58,7 +58,7 @@ def messages_of(first: int, count: int) -> list[int]:
 
 class Course:
     """Writes records of one term as a broker would: `records` are (records written together);
-    what they hold is told apart by transaction."""
+    what they hold is distinguished by transaction."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

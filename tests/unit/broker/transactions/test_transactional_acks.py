@@ -48,13 +48,13 @@ FAILOVER, KEY_SHARED = api.CommandSubscribe.Failover, api.CommandSubscribe.Key_S
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
 def test_an_abort_delivers_again_and_a_commit_acknowledges(tmp_path: Path, kind: int) -> None:
-    """On every type; concurrently nobody gets what is held, whoever asks for it, and nobody else
-    acknowledges it."""
+    """On every type. Until the transaction ends, what is held is delivered to no consumer, even on
+    request, and no other acknowledgement takes it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 4)
         await peer.subscribe(subType=kind)
-        assert await received_whoever_tells(peer, 4) == [0, 1, 2, 3]
+        assert await received_messages(peer, 4) == [0, 1, 2, 3]
         assert await ack_in(peer, A, ids[1], ids[2]) == DONE
         await acknowledge(peer, *ids)
         host = await subscription_of(broker)
@@ -72,8 +72,8 @@ def test_an_abort_delivers_again_and_a_commit_acknowledges(tmp_path: Path, kind:
     play(tmp_path, script, failover_delay_ms=0)
 
 
-async def received_whoever_tells(peer: Peer, count: int) -> list[int]:
-    """As `received`; a Failover consumer is told first that it is active."""
+async def received_messages(peer: Peer, count: int) -> list[int]:
+    """As `received`; a Failover consumer is notified first that it is active."""
     peer.write(requests.flow(1, count))
     found: list[int] = []
     while len(found) < count:
@@ -140,7 +140,7 @@ def test_an_acknowledgement_without_request_id_acts_and_is_not_answered(tmp_path
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 2)
         await peer.subscribe()
-        for txn in (A, B):  # the second one is a conflict, of which nobody is told
+        for txn in (A, B):  # the second one is a conflict, which is not reported
             peer.write(requests.ack(1, ids[:1], txn=txn))
         assert await peer.is_quiet()
         host = await subscription_of(broker)
@@ -189,8 +189,8 @@ def test_the_first_transaction_of_all_is_one_like_any_other(tmp_path: Path) -> N
 
 
 def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Path) -> None:
-    """Individual, cumulative, and the end: each is told why, and neither topic nor subscription
-    keeps anything of it."""
+    """Individual, cumulative, and the end: each answer says why, and neither topic nor
+    subscription keeps anything of it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 2)
@@ -297,7 +297,7 @@ def test_an_ended_transaction_acknowledges_nothing_more(tmp_path: Path) -> None:
 
 
 def test_what_does_not_exist_is_said_only_where_it_is_certain(tmp_path: Path) -> None:
-    """A coordinator takes that for the end: while a topic is leaving it is told to come again."""
+    """A coordinator takes that for the end: a topic that is leaving answers to come again."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 1)

@@ -117,9 +117,11 @@ def test_skipping_and_expiry_leave_what_is_held(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_a_coordinator_hears_of_a_deleted_subscription_once_that_is_durable(tmp_path: Path) -> None:
-    """After a crash before that it would be there again, with what its transaction holds; told
-    that it is gone nobody would end it."""
+def test_a_coordinator_learns_of_a_deleted_subscription_once_that_is_durable(
+    tmp_path: Path,
+) -> None:
+    """After a crash before that it would be there again, with what its transaction holds. A
+    coordinator that took it for gone would never end that."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 2)
@@ -172,7 +174,7 @@ def test_unsubscribing_forgets_what_was_held(tmp_path: Path) -> None:
 
 
 def test_trimming_takes_what_is_held_too(tmp_path: Path) -> None:
-    """Whoever truncates a topic has decided; the ends of transactions find nothing left and
+    """Truncating a topic takes precedence; the ends of transactions find nothing left and
     succeed."""
 
     async def script(broker: Broker, peer: Peer) -> None:

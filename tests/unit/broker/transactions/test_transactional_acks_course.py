@@ -88,14 +88,14 @@ class Course:
         )
         body.initialPosition = api.CommandSubscribe.Earliest
         self.peer.write(encode_command(api.BaseCommand(type=Type.SUBSCRIBE, subscribe=body)))
-        await self.heard(self.peer, Type.SUCCESS)
+        await self.next_of(self.peer, Type.SUCCESS)
 
     async def name(self) -> str:
         return str((await host_of(self.broker)).name)
 
     @staticmethod
-    async def heard(peer: Peer, kind: int) -> api.BaseCommand:
-        """The next command of this type; what a broker tells without being asked is passed over."""
+    async def next_of(peer: Peer, kind: int) -> api.BaseCommand:
+        """The next command of this type; what a broker sends unasked is passed over."""
         while (command := await peer.answer()).type != kind:
             assert command.type in (Type.CLOSE_CONSUMER, Type.PING), command
         return command
@@ -179,7 +179,7 @@ class Course:
         self.peer.write(
             requests.ack(self.consumer, identifiers, cumulative=cumulative, request_id=9, txn=txn)
         )
-        answer = (await self.heard(self.peer, Type.ACK_RESPONSE)).ack_response
+        answer = (await self.next_of(self.peer, Type.ACK_RESPONSE)).ack_response
         assert int(answer.error) in (0, 23), answer
         self.refused += answer.HasField("error")
         self.confirmed += txn is not None and not answer.HasField("error")
@@ -206,7 +206,7 @@ class Course:
         )
         self.coordinator.write(named)
         answer = (
-            await self.heard(self.coordinator, Type.END_TXN_ON_SUBSCRIPTION_RESPONSE)
+            await self.next_of(self.coordinator, Type.END_TXN_ON_SUBSCRIPTION_RESPONSE)
         ).end_txn_on_subscription_response
         assert not answer.HasField("error"), answer
         self.ended += 1
@@ -235,7 +235,7 @@ class Course:
             consumer_id=self.consumer, request_id=self.peer.next_request()
         )
         self.peer.write(encode_command(api.BaseCommand(type=Type.UNSUBSCRIBE, unsubscribe=body)))
-        await self.heard(self.peer, Type.SUCCESS)
+        await self.next_of(self.peer, Type.SUCCESS)
         self.open.clear()
         await self.attach()
 

@@ -124,7 +124,7 @@ async def test_sends_of_a_transaction_wait_for_the_end_of_a_split(tmp_path: Path
         assert await stored(cluster.second) == wanted
 
 
-async def test_a_topic_that_is_made_anew_knows_nothing_of_its_former_transactions(
+async def test_a_topic_that_is_created_again_knows_nothing_of_its_former_transactions(
     tmp_path: Path,
 ) -> None:
     """Its sidecar has a ledger id of its own, live and at the next owner."""

@@ -147,7 +147,7 @@ async def test_repetitions_are_stored_once(tmp_path: Path) -> None:
 
 
 async def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Path) -> None:
-    """The SEND fails, in its place among the receipts; its end as well; the topic is one that
+    """The SEND fails, in order among the receipts; its end as well; the topic is one that
     was never used with transactions."""
 
     async with connected_peer(tmp_path) as (broker, peer):
@@ -169,8 +169,8 @@ async def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_pat
 
 
 async def test_a_client_that_a_refusal_makes_deaf_comes_again_instead(tmp_path: Path) -> None:
-    """The Go client's producer is closed behind its receipts; its next PRODUCER tells why, the one
-    after that works; nothing behind the refused SEND was taken.
+    """The Go client's producer is closed behind its receipts; its next PRODUCER is refused with
+    the reason, the one after that works; nothing behind the refused SEND was taken.
     """
 
     async with (
@@ -208,7 +208,7 @@ async def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(
     tmp_path: Path, why: str
 ) -> None:
     """By a policy or at the end of its topic, and nothing behind it is taken, not even what is
-    small enough; other clients are told at once."""
+    small enough; other clients are refused at once."""
     late = (
         bytes(1024 + ENTRY_HEAD_BYTES_MAX) if why == "too large for the server" else b"late" * 100
     )
@@ -224,7 +224,7 @@ async def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(
         await go.send(b"one", 1)
         host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
         if why == TERMINATED:
-            host.core.properties[TERMINATED] = "as told, and on its way to the log"
+            host.core.properties[TERMINATED] = "as decided, and on its way to the log"
         elif why == "encryption_required":
             host.policies = replace(host.policies, encryption_required=True)
         elif why == "max_message_bytes":
@@ -406,8 +406,8 @@ async def test_limits_and_names(tmp_path: Path) -> None:
 async def test_a_topic_with_open_transactions_is_neither_terminated_nor_deleted_for_lack_of_use(
     tmp_path: Path,
 ) -> None:
-    """Who is told to commit would say that there is nothing, and its coordinator take that for
-    done."""
+    """Asked to commit, such a topic would answer that there is nothing, and its coordinator would
+    take that for done."""
 
     async with connected_peer(tmp_path, inactive_topic_s=0.001) as (broker, peer):
         await peer.produce()
@@ -446,7 +446,7 @@ async def test_a_terminated_topic_ends_the_producer_and_what_a_policy_refuses_fa
             "Messages must be encrypted",
         )
         host.policies = replace(host.policies, encryption_required=False)
-        host.core.properties[TERMINATED] = "as told, and on its way to the log"
+        host.core.properties[TERMINATED] = "as decided, and on its way to the log"
         error = await refused_send(peer, A, b"late", 2)
         assert (error.error, error.sequence_id) == (int(WireCode.TOPIC_TERMINATED), 2)
         assert "was already terminated" in error.message

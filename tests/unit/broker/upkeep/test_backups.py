@@ -1,5 +1,5 @@
-"""The leader's copies of the metadata store: when one is written, and what the store is told of
-them."""
+"""The leader's copies of the metadata store: when one is written, and what the store
+records of them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_copy_that_fails_is_reported_once_and_over_when_one_succeeds(
         with pytest.raises(StorageError, match="no space left"):
             await backups.keep_up()
         assert await report_in(store) == failing, (
-            "another try, which names another object, is not told before the interval is over"
+            "another try, which names another object, is not reported before the interval is over"
         )
 
         await store.put("tenants/new", b"x")

@@ -118,8 +118,8 @@ async def rewritten(found: World) -> str:
 
 
 async def test_what_a_superseded_manifest_lists_stays_until_that_is_gone(tmp_path: Path) -> None:
-    """A restore that begins now may go back to it: nothing tells it that the next generation was
-    committed."""
+    """A restore that begins now may go back to it: it does not see that the next generation
+    was committed."""
 
     async with world(tmp_path) as found:
         file = await rewritten(found)
@@ -330,7 +330,7 @@ async def test_nothing_is_left_of_a_deleted_namespace(tmp_path: Path) -> None:
         assert broker.ready
 
 
-async def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(
+async def test_a_namespace_that_is_created_again_in_between_keeps_what_is_its_own(
     tmp_path: Path,
 ) -> None:
     """Everything of the earlier incarnation goes though the bundle has the same name; the next one

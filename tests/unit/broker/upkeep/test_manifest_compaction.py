@@ -203,7 +203,7 @@ async def test_a_compaction_that_commits_first_makes_the_round_start_again(
         context, bundle = found.broker.context, (await found.host(TOPIC)).bundle
         finish = RoundWriter.finish
 
-        async def compacted_meanwhile(writer: RoundWriter) -> Written:
+        async def compacted_first(writer: RoundWriter) -> Written:
             written = await finish(writer)
 
             def edit(manifest: Manifest) -> Manifest:
@@ -214,7 +214,7 @@ async def test_a_compaction_that_commits_first_makes_the_round_start_again(
             return written
 
         with monkeypatch.context() as patch:
-            patch.setattr(RoundWriter, "finish", compacted_meanwhile)
+            patch.setattr(RoundWriter, "finish", compacted_first)
             await found.broker.maintenance.manifest_compactor.tidy(bundle)
         manifest = await found.manifest(TOPIC)
         assert (len(manifest.level0), manifest.topic(TOPIC).level1) == (1, ())
@@ -239,11 +239,11 @@ async def test_a_round_that_was_committed_is_kept_whatever_fails_behind_it(
 
         async def fails(*arguments: Any) -> CommitResult:
             await commit_rewrite(*arguments)
-            raise StorageError("the network is away")
+            raise StorageError("the network is down")
 
         with monkeypatch.context() as patch:
             patch.setattr(tidying, "commit_rewrite", fails)
-            with pytest.raises(StorageError, match="the network is away"):
+            with pytest.raises(StorageError, match="the network is down"):
                 await found.broker.maintenance.manifest_compactor.tidy(bundle)
         await found.round()
         manifest = await found.manifest(TOPIC)

@@ -162,7 +162,7 @@ def test_much_advice_is_cut_to_what_the_store_takes() -> None:
         (BURSTY, np.where(np.arange(24 * 7) == 80, 1000.0, 1.0)),
     ],
 )
-def test_kinds_of_load_are_told_apart(kind: str, values: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_kinds_of_load_are_distinguished(kind: str, values: np.ndarray) -> None:  # type: ignore[type-arg]
     assert profile(Series(0.0, HOUR_S, values)).kind == kind
 
 

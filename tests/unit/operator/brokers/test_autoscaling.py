@@ -184,7 +184,7 @@ def test_bounds_hold_at_once_and_without_reports() -> None:
 
 
 def test_a_dry_run_says_it_once_and_writes_nothing() -> None:
-    """Also where somebody else owns the field: nothing is fought over."""
+    """Also where another manager owns the field: nothing is fought over."""
     wanted = spec(dryRun=True)
     seen = sight(1.0, 1.0, 1.0, owner="argocd-controller (server-side apply)")
     decision = looks(wanted, seen, 4)

@@ -45,7 +45,7 @@ def test_clients_may_be_anywhere_and_other_ports_are_closed() -> None:
 
 
 def test_the_spec_says_who_clients_and_administrators_are() -> None:
-    """Without a word about REST it is for the clients."""
+    """Where the spec does not mention REST, it is for the clients."""
     _, clients, rest = rules(networkPolicy={"clientsFrom": [SHOP, OFFICE]})
     assert clients["from"] == rest["from"] == [SHOP, OFFICE]
     _, clients, rest = rules(

@@ -77,7 +77,7 @@ def test_a_sick_broker_is_restarted_first() -> None:
     assert {reason for _, reason in shown.restarts} == {"Image"}
 
 
-def test_scaling_down_tells_the_order_and_what_moves() -> None:
+def test_scaling_down_shows_the_order_and_what_moves() -> None:
     shown = preview(running(12), running(9))
     assert shown.leaving == (
         Leaving("main-broker-11", 22),
@@ -111,12 +111,12 @@ def test_the_pause_of_a_restore_is_shown_before_it_is_asked_for() -> None:
 
 def test_another_number_of_etcd_members_restarts_brokers_in_the_end() -> None:
     """Also where the status still has the addresses of before, which are what pods have now."""
-    told = {
+    status = {
         "etcd": {"endpoints": ["main-etcd.shop.svc:2379"]},
         "brokers": [{"name": "main-broker-0", "phase": "Ready"}],
     }
     one, three = (
-        found.model_copy(update={"status": found.status.model_validate(told)})
+        found.model_copy(update={"status": found.status.model_validate(status)})
         for found in (
             cluster(replicas=1, etcd={"managed": {"replicas": members}}) for members in (1, 3)
         )

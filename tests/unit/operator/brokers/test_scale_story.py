@@ -1,4 +1,4 @@
-"""The story that `kubectl describe` tells of a change of the number of brokers."""
+"""The story that `kubectl describe` shows of a change of the number of brokers."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Stage:
         self.replicas = moves.scale.replicas
         return moves
 
-    def told(self, after_s: int = 1, ready: bool = True) -> list[str]:
+    def reported(self, after_s: int = 1, ready: bool = True) -> list[str]:
         story = self.look(after_s, ready).story
-        return [f"{told.reason}: {told.message}" for told in (*story.before, *story.after)]
+        return [f"{event.reason}: {event.message}" for event in (*story.before, *story.after)]
 
     def _cluster(self) -> BrokerCluster:
         found = cluster(replicas=self.wanted, drainTimeoutSeconds=60)
@@ -104,49 +104,49 @@ class Stage:
         }
 
 
-def test_a_scale_down_is_told_from_the_wish_to_the_end() -> None:
+def test_a_scale_down_is_reported_from_the_wish_to_the_end() -> None:
     """Each chapter once, with numbers and times; nothing while nothing happens."""
     stage = Stage(3)
-    assert stage.told() == []
+    assert stage.reported() == []
     stage.wanted, stage.bundles = 2, {name(0): 4, name(1): 4, name(2): 12}
-    assert stage.told() == [
+    assert stage.reported() == [
         "ScalingDown: from 3 to 2 brokers, one at a time: main-broker-2",
         "Draining: main-broker-2 transfers 12 bundles to 2 other brokers",
     ]
-    assert stage.told() == []
+    assert stage.reported() == []
     stage.bundles = {name(0): 6, name(1): 7, name(2): 7}
-    assert stage.told() == ["Draining: main-broker-2 has 7 of 12 bundles left to transfer"]
+    assert stage.reported() == ["Draining: main-broker-2 has 7 of 12 bundles left to transfer"]
     stage.bundles = {name(0): 7, name(1): 7, name(2): 6}
-    assert stage.told() == []
+    assert stage.reported() == []
     stage.bundles = {name(0): 10, name(1): 10}
     moves = stage.look()
-    assert [told.message for told in moves.story.after] == [
+    assert [event.message for event in moves.story.after] == [
         "main-broker-2 transferred 12 bundles in 4 s",
         "main-broker-2 is drained and goes; 2 brokers stay, 2 are wanted",
     ]
-    assert [told.reason for told in moves.story.after] == ["Drained", "Removing"]
-    assert stage.told() == []
+    assert [event.reason for event in moves.story.after] == ["Drained", "Removing"]
+    assert stage.reported() == []
     stage.ordinals = [0, 1]
-    assert stage.told() == [
+    assert stage.reported() == [
         "Removed: main-broker-2 is gone; 2 brokers now, 2 are wanted",
         "Settled: 2 brokers; the change from 3 to 2 took 6 s",
     ]
     assert stage.scaling == ScalingStatus()
-    assert stage.told() == []
+    assert stage.reported() == []
     assert stage.cordons == {}
 
 
 def test_several_steps_go_in_the_order_of_numbers() -> None:
     stage = Stage(12)
     stage.wanted = 9
-    told = stage.told()
-    assert told == [
+    reported = stage.reported()
+    assert reported == [
         "ScalingDown: from 12 to 9 brokers, one at a time: main-broker-11, then main-broker-10, "
         "then main-broker-9"
     ]
     seen: list[str] = []
     for _ in range(20):
-        seen += [line.partition(" ")[2] for line in stage.told() if line.startswith("Removed")]
+        seen += [line.partition(" ")[2] for line in stage.reported() if line.startswith("Removed")]
         stage.ordinals = [at for at in stage.ordinals if at < stage.replicas]
     assert [line.partition(" ")[0] for line in seen] == [
         "main-broker-11",
@@ -156,13 +156,13 @@ def test_several_steps_go_in_the_order_of_numbers() -> None:
     assert (stage.replicas, stage.scaling) == (9, ScalingStatus())
 
 
-def test_a_wish_that_is_taken_back_is_told() -> None:
+def test_a_wish_that_is_taken_back_is_reported() -> None:
     stage = Stage(3)
     stage.wanted, stage.bundles = 2, {name(2): 12}
     stage.look()
     stage.look()
     stage.wanted, stage.bundles = 3, {name(0): 7, name(2): 5}
-    assert stage.told() == [
+    assert stage.reported() == [
         "ScaleDownCalledOff: 3 brokers are wanted again instead of 2; main-broker-2 stays, with "
         "its 5 bundles",
         "Settled: 3 brokers; the change that was called off took 2 s",
@@ -173,10 +173,10 @@ def test_a_wish_that_is_taken_back_is_told() -> None:
 def test_a_scale_up_is_settled_when_all_are_ready() -> None:
     stage = Stage(2)
     stage.wanted = 4
-    assert stage.told() == ["ScalingUp: from 2 to 4 brokers"]
+    assert stage.reported() == ["ScalingUp: from 2 to 4 brokers"]
     stage.ordinals = [0, 1, 2, 3]
-    assert stage.told(ready=False) == []
-    assert stage.told(8) == ["Settled: 4 brokers; the change from 2 to 4 took 9 s"]
+    assert stage.reported(ready=False) == []
+    assert stage.reported(8) == ["Settled: 4 brokers; the change from 2 to 4 took 9 s"]
 
 
 def test_a_drain_that_does_not_end_is_a_problem_that_says_what_to_do() -> None:
@@ -202,29 +202,29 @@ def test_a_drain_that_does_not_end_is_a_problem_that_says_what_to_do() -> None:
 def test_the_last_broker_stops_without_a_drain() -> None:
     stage = Stage(1)
     stage.wanted, stage.bundles = 0, {name(0): 5}
-    told = stage.told()
-    assert told[0] == "ScalingDown: from 1 to 0 brokers, one at a time: main-broker-0"
-    assert told[1].startswith(
+    reported = stage.reported()
+    assert reported[0] == "ScalingDown: from 1 to 0 brokers, one at a time: main-broker-0"
+    assert reported[1].startswith(
         "Removing: main-broker-0, the last broker, seals its log and stops; its 5 bundles are "
         "served again"
     )
     stage.ordinals = []
-    assert [line.partition(":")[0] for line in stage.told()] == ["Removed", "Settled"]
+    assert [line.partition(":")[0] for line in stage.reported()] == ["Removed", "Settled"]
 
 
-def test_a_replacement_is_told_too() -> None:
+def test_a_replacement_is_reported_too() -> None:
     stage = Stage(2)
     stage.bundles, stage.annotations = {name(0): 3, name(1): 3}, {names.REPLACE: f"{name(0)}@u0"}
-    assert stage.told() == [
+    assert stage.reported() == [
         "Replacing: main-broker-0: it is drained, then its pod is deleted and comes back",
         "Draining: main-broker-0 transfers 3 bundles to the other broker",
     ]
     stage.bundles = {name(1): 6}
     moves = stage.look()
     assert moves.replacement.delete == name(0)
-    assert [told.reason for told in moves.story.after] == ["Drained", "Restarting"]
+    assert [event.reason for event in moves.story.after] == ["Drained", "Restarting"]
     stage.uids[name(0)] = "new"
-    assert stage.told(ready=False) == []
-    assert stage.told() == ["Replaced: main-broker-0 is back and ready after 3 s"]
+    assert stage.reported(ready=False) == []
+    assert stage.reported() == ["Replaced: main-broker-0 is back and ready after 3 s"]
     assert (stage.cordons, stage.scaling) == ({}, ScalingStatus())
     assert stage.look().replacement == ReplacePlan()

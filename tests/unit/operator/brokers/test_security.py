@@ -1,5 +1,5 @@
-"""Client security as pods see it: what is mounted, what is told, which changes restart nobody,
-and which keys will not do."""
+"""Client security as pods see it: mounts, configuration, changes that restart nobody, and keys
+that will not do."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_roles_change_the_document_and_no_template() -> None:
     }
 
 
-def test_a_preview_tells_what_restarts_and_what_does_not() -> None:
+def test_a_preview_shows_what_restarts_and_what_does_not() -> None:
     """`magnetar plan`: switching it on rolls; another role changes one ConfigMap."""
     status = {"brokers": [{"name": "main-broker-0", "phase": "Ready"}]}
     opened, closed, more = (
@@ -184,14 +184,14 @@ def test_the_clusters_own_key_is_kept_while_it_will_do() -> None:
 def test_its_rotation_is_one_request_and_neighbouring_phases_know_each_other() -> None:
     """Through the secret at each step, as another operator would go on; a phase lasts until
     every kubelet has brought it."""
-    first, second, now_ms, told = b"1" * 32, b"2" * 32, 1_000_000, []
+    first, second, now_ms, reasons = b"1" * 32, b"2" * 32, 1_000_000, []
     keys = InternalKeys((first,))
     requested = keys.id
     assert advanced(keys, "another", now_ms, lambda: second) == (keys, "")
     for phase in (Phase.TRUSTING, Phase.ISSUING, Phase.NONE):
         before = keys
         keys, why = advanced(keys, requested, now_ms, lambda: second)
-        told.append(why)
+        reasons.append(why)
         assert keys.phase is phase
         assert keys.keys[0] in before.keys, "what signs now was believed before"
         assert before.keys[0] in keys.keys or phase is Phase.NONE, (
@@ -204,7 +204,7 @@ def test_its_rotation_is_one_request_and_neighbouring_phases_know_each_other() -
     assert advanced(keys, requested, now_ms, lambda: b"3" * 32) == (keys, ""), (
         "the request is over with the key that it named"
     )
-    assert all(told)
+    assert all(reasons)
 
 
 # --- what secrets must hold -----------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_processes_take_the_arguments_that_their_pods_give(
 def test_ports_are_open_where_processes_listen_and_nowhere_else(
     plain: str, ports: set[int]
 ) -> None:
-    """Containers, services and network policies agree; probes go where somebody answers; the
+    """Containers, services and network policies agree; probes go where a process answers; the
     status names what clients may use."""
     resource = cluster(tls={**TLS, "plain": plain})
     found = [
@@ -185,8 +185,8 @@ def test_ports_are_open_where_processes_listen_and_nowhere_else(
     )
 
 
-def test_clients_of_a_listener_with_tls_are_told_addresses_of_tls() -> None:
-    """The port, what a broker is told of its addresses, and the status; a listener without stays
+def test_clients_of_a_listener_with_tls_get_addresses_of_tls() -> None:
+    """The port, the addresses that a broker gets, and the status; a listener without TLS stays
     as it is."""
     listeners = [
         {"name": "mesh", "type": "ClusterIP", "tls": True},
@@ -198,9 +198,11 @@ def test_clients_of_a_listener_with_tls_are_told_addresses_of_tls() -> None:
     given = arguments(observed["StatefulSet", "main-broker"]["spec"]["template"])
     assert given["--bind-addresses"] == "mesh:pulsar+ssl://0.0.0.0:6660,old:pulsar://0.0.0.0:6661"
     assert len(parse_bind_addresses(given["--bind-addresses"])) == 2
-    told = parse_listeners(observed["ConfigMap", "main-broker-listeners"]["data"]["main-broker-1"])
-    assert told["mesh"].service_url_tls == "pulsar+ssl://main-broker-1-mesh.shop.svc:6650"
-    assert told["old"].service_url == "pulsar://main-broker-1-old.shop.svc:6650"
+    addresses = parse_listeners(
+        observed["ConfigMap", "main-broker-listeners"]["data"]["main-broker-1"]
+    )
+    assert addresses["mesh"].service_url_tls == "pulsar+ssl://main-broker-1-mesh.shop.svc:6650"
+    assert addresses["old"].service_url == "pulsar://main-broker-1-old.shop.svc:6650"
     urls = [status.service_url for status in listener_statuses(resource, observed, {})]
     assert urls == [
         "pulsar+ssl://main-broker-mesh.shop.svc:6650",
@@ -218,7 +220,7 @@ def test_processes_know_each_other_also_where_nobody_asks_clients() -> None:
 
 
 def test_an_authority_that_cannot_be_read_now_stays_known() -> None:
-    """A secret that is away for a moment changes no document."""
+    """A secret that is unavailable for a moment changes no document."""
     config = made(authority=True, tls=TLS)["ConfigMap", "main-security"]
     assert authority_known(SeenSecurity(authority=None), config)
     assert not authority_known(
@@ -265,7 +267,7 @@ def bad_secrets() -> Iterator[tuple[dict[str, Any] | None, Reason, str]]:
 
 
 @pytest.mark.parametrize(("found", "reason", "said"), list(bad_secrets()))
-def test_a_secret_that_will_not_do_is_told_and_holds_restarts(
+def test_a_secret_that_will_not_do_is_reported_and_holds_restarts(
     found: dict[str, Any] | None, reason: Reason, said: str
 ) -> None:
     """A pod that were restarted now would not come back, or would not know its clients: even a
@@ -296,7 +298,7 @@ def test_what_is_said_of_a_pair_holds_nothing_of_its_key() -> None:
         assert key.decode().splitlines()[1] not in text
 
 
-def test_a_certificate_is_told_of_before_it_ends_and_when_it_has() -> None:
+def test_a_certificate_is_reported_before_it_ends_and_when_it_has() -> None:
     """Ending soon is said by its own condition and degrades nothing; a new one heals both."""
     resource, found = cluster(tls=TLS), tls_secret(authority=AUTHORITY.certificate)
     end_ms = NOW_MS + int(LEAF_LIFETIME.total_seconds() * 1000)
@@ -323,7 +325,7 @@ def test_a_certificate_is_told_of_before_it_ends_and_when_it_has() -> None:
     )
 
 
-def test_a_short_lived_certificate_is_not_told_of_all_its_life() -> None:
+def test_a_short_lived_certificate_is_not_reported_throughout_its_lifetime() -> None:
     """One of a day ends soon when a quarter of it is left: cert-manager renews with a third
     left."""
     begin = datetime.fromtimestamp(NOW_MS / 1000, UTC)

@@ -85,7 +85,7 @@ def test_each_coordinator_has_a_service_of_each_listener() -> None:
     assert {port["port"] for port in allowed} == set(ports.values())
 
 
-def test_a_coordinator_is_told_its_own_addresses_in_the_spelling_that_it_reads() -> None:
+def test_a_coordinator_gets_its_own_addresses_in_the_spelling_that_it_reads() -> None:
     """With TLS where the cluster's listener has it; one that has no address yet is left out."""
     arguments = children()["StatefulSet", "tx-coordinator"]["spec"]["template"]["spec"][
         "containers"
@@ -94,9 +94,9 @@ def test_a_coordinator_is_told_its_own_addresses_in_the_spelling_that_it_reads()
     assert set(bound) == {"nodes", "public/tls"}
     assert arguments[arguments.index("--listeners-file") + 1].endswith("/$(POD_NAME)")
     data = children(observed=stored())["ConfigMap", "tx-coordinator-listeners"]["data"]
-    told = parse_listeners(data["tx-coordinator-1"], "10.0.0.9")
-    assert told["public"].service_url_tls == "pulsar+ssl://198.51.100.1:6651"
-    assert told["nodes"].service_url == "pulsar://10.0.0.9:30702"
+    known = parse_listeners(data["tx-coordinator-1"], "10.0.0.9")
+    assert known["public"].service_url_tls == "pulsar+ssl://198.51.100.1:6651"
+    assert known["nodes"].service_url == "pulsar://10.0.0.9:30702"
     early = children(observed=stored(addresses=False))["ConfigMap", "tx-coordinator-listeners"][
         "data"
     ]

@@ -1,5 +1,5 @@
-"""Listeners: services that never mix brokers up, addresses that are told only when they are
-known, templates that do not change with them."""
+"""Listeners: services that never mix brokers up, addresses that are announced only when they
+are known, templates that do not change with them."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def data_of(observed: dict[Identity, dict[str, Any]], replicas: int = 2) -> dict
 
 
 def test_each_broker_has_a_service_of_each_listener_and_each_listener_one_to_begin_with() -> None:
-    """A client is told single brokers: the selector names one pod; the first service takes any
-    that is ready."""
+    """A client gets the addresses of single brokers: the selector names one pod; the first service
+    takes any that is ready."""
     services = {
         name: item["spec"] for (kind, name), item in children(3).items() if kind == "Service"
     }
@@ -110,7 +110,7 @@ def test_annotations_say_which_broker() -> None:
     )
 
 
-def test_a_broker_is_told_the_addresses_that_are_known_in_its_own_spelling() -> None:
+def test_a_broker_gets_the_addresses_that_are_known_in_its_own_spelling() -> None:
     """What is written is what a broker reads; one without an address is left out rather than
     guessed."""
     before, after = data_of(children(addresses=False)), data_of(children())
@@ -178,7 +178,7 @@ def test_what_waits_for_an_address_is_named() -> None:
     assert pending_listener(brokers_of(cluster()), {}) is None
 
 
-def test_the_status_shows_what_clients_are_told() -> None:
+def test_the_status_shows_the_addresses_that_clients_get() -> None:
     """Node addresses are those of the pods; a broker without a pod has none."""
     statuses = {
         status.name: status

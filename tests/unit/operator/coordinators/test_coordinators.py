@@ -83,7 +83,7 @@ def test_more_coordinators_are_made_at_once_and_the_limit_follows() -> None:
     )
 
 
-def test_a_removal_takes_three_steps_and_is_told() -> None:
+def test_a_removal_takes_three_steps_and_is_reported() -> None:
     """The limit is lowered; the coordinator confirms; then, without open transactions, its pod
     goes."""
     serving = state(2, 2, record(SERVING), record(SERVING))

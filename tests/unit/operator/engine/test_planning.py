@@ -39,7 +39,7 @@ def test_what_is_missing_is_created() -> None:
     assert isinstance(step, Create)
 
 
-def test_drift_is_told_apart_from_a_new_wish() -> None:
+def test_drift_is_distinguished_from_a_new_wish() -> None:
     """The hash says whether it is the wish that changed."""
     drifted = sealed(service())
     drifted["spec"] = {"selector": {"c": "other"}}

@@ -15,7 +15,7 @@ def queue() -> WorkQueue:
     return WorkQueue(SystemClock(), OperatorMetrics())
 
 
-async def test_a_key_is_in_work_once_and_taken_again_if_it_was_added_meanwhile() -> None:
+async def test_a_key_is_in_work_once_and_taken_again_if_it_was_added_in_between() -> None:
     work = queue()
     work.add(A)
     work.add(A)

@@ -93,7 +93,7 @@ def all_volumes(resource: BrokerCluster) -> list[Manifest]:
     ]
 
 
-def test_a_missing_or_damaged_certificate_is_made_anew_alone() -> None:
+def test_a_missing_or_damaged_certificate_is_made_again_alone() -> None:
     (again,) = writes(plan_secrets(cluster(), found(job=None), NOW_MS))
     assert (again.manifest["metadata"]["name"], again.why) == ("main-etcd-job", "")
     for damage in ({"tls.key": "eA=="}, {"tls.crt": ""}, {"tls.crt": "%"}):
@@ -105,7 +105,7 @@ def test_a_missing_or_damaged_certificate_is_made_anew_alone() -> None:
         assert "cannot be read" in repaired.why
 
 
-def test_a_changed_field_is_corrected_with_the_certificate_kept_and_no_value_told() -> None:
+def test_a_changed_field_is_corrected_with_the_certificate_kept_and_no_value_shown() -> None:
     secrets = found(broker={"ca.crt": "c2VjcmV0"})
     (step,) = writes(plan_secrets(cluster(), secrets, NOW_MS))
     assert step.why == "data.ca.crt had been changed"
@@ -240,7 +240,7 @@ _known = st.builds(
         st.lists(_ranges, unique_by=lambda g: (g.key, g.end)).map(frozenset),
     ),
     st.dictionaries(
-        st.sampled_from([*USERS, "somebody"]), st.frozensets(st.sampled_from([*ROLES, "root"]))
+        st.sampled_from([*USERS, "their-user"]), st.frozensets(st.sampled_from([*ROLES, "root"]))
     ),
 )
 
@@ -254,7 +254,7 @@ def test_from_any_state_one_plan_leads_to_what_is_wanted(known: Access) -> None:
         user: {role} for user, role in USERS.items()
     }
     assert reached.roles.get("theirs") == known.roles.get("theirs")
-    assert reached.users.get("somebody") == known.users.get("somebody")
+    assert reached.users.get("their-user") == known.users.get("their-user")
 
 
 def test_nobody_but_the_operator_may_write_its_term() -> None:

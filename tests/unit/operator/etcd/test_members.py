@@ -59,7 +59,7 @@ def test_a_new_etcd_is_begun_by_its_first_member_and_nobody_else() -> None:
     assert (begun.replicas, begun.admission.ordinal, begun.step) == (1, None, AddLearner(1))
 
 
-def test_volumes_of_an_earlier_life_are_started_and_not_begun_anew() -> None:
+def test_volumes_of_a_previous_incarnation_are_started_and_not_bootstrapped_again() -> None:
     """Pod 0's may be the one that is lost."""
     plan = plan_members(EtcdView(3, claims=frozenset({0, 1, 2})))
     assert (plan.replicas, plan.admission.ordinal) == (3, None)
@@ -88,7 +88,7 @@ def test_a_set_that_is_gone_is_made_again_with_as_many_pods_as_there_are_volumes
     )
 
 
-def test_a_learner_is_promoted_only_when_it_has_caught_up_and_the_door_is_closed() -> None:
+def test_a_learner_is_promoted_only_when_it_has_caught_up_and_admission_is_closed() -> None:
     members = (Member(10, 0), Member(11, 1, learner=True))
     behind = view(3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 10)})
     assert plan_members(behind).step is None
@@ -119,7 +119,7 @@ def test_a_member_without_data_is_removed_before_it_may_come_back() -> None:
     ).step == Restart(2, "it may join now")
 
 
-def test_lost_data_without_a_quorum_is_told_and_nothing_is_done() -> None:
+def test_lost_data_without_a_quorum_is_reported_and_nothing_is_done() -> None:
     empty = EtcdPod(ready=False, empty=True)
     plan = plan_members(view(3, 3, pods={0: READY, 1: empty, 2: empty}, members=None, voices={}))
     assert (plan.step, plan.admission.ordinal, plan.reason) == (None, None, Reason.ETCD_DATA_LOST)
@@ -175,7 +175,7 @@ def test_blindness_of_the_operator_restarts_nobody() -> None:
     assert plan_members(view(3, 3, pods=old, members=None, voices={})).step is None
 
 
-def test_an_etcd_that_came_to_tls_tells_its_address_anew_before_it_grows() -> None:
+def test_the_address_of_an_etcd_that_came_to_tls_is_corrected_before_it_grows() -> None:
     plain = (Member(10, 0, moved=True),)
     assert plan_members(view(1, 1, members=plain)).step is None
     assert plan_members(view(3, 1, members=plain)).step == CorrectAddress(10, 0)
@@ -307,8 +307,8 @@ class Etcd:
     pods: dict[int, ModelPod] = field(default_factory=dict)
     replicas: int | None = None
     admission: int | None = None
-    door_member: int = 0
-    door_begins: bool = False
+    admission_member: int = 0
+    admission_bootstrap: bool = False
     known: bool = False
     template: int = 1
     leader: int = 0
@@ -373,7 +373,7 @@ class Etcd:
             "members go before their pods"
         )
         self.replicas = plan.replicas
-        self.admission, self.door_member, self.door_begins = (
+        self.admission, self.admission_member, self.admission_bootstrap = (
             plan.admission.ordinal,
             plan.admission.member,
             plan.admission.bootstrap,
@@ -421,15 +421,17 @@ class Etcd:
         if (
             pod.age == 0
             and self.admission == ordinal
-            and (self.door_begins or held != self.door_member)
+            and (self.admission_bootstrap or held != self.admission_member)
         ):
-            if self.door_begins and not held:
+            if self.admission_bootstrap and not held:
                 self.next_id += 1
                 self.members = {self.next_id: Member(self.next_id, ordinal)}
                 self.volumes[ordinal] = self.next_id
-            elif not self.door_begins and self.has_quorum():
-                self.volumes[ordinal] = self.door_member
-                self.members[self.door_member] = Member(self.door_member, ordinal, learner=True)
+            elif not self.admission_bootstrap and self.has_quorum():
+                self.volumes[ordinal] = self.admission_member
+                self.members[self.admission_member] = Member(
+                    self.admission_member, ordinal, learner=True
+                )
         held = self.volumes[ordinal]
         pod.empty = not held
         pod.failing = bool(held) and held not in self.members

@@ -85,7 +85,7 @@ class Etcd:
         self._see(party)
 
     def _see(self, party: Party) -> None:
-        """The kubelet has brought the files: whoever is no member takes both for its next
+        """The kubelet has brought the files: a party that is no member takes both for its next
         connection."""
         party.certificate, party.stale_since_ms = self._file(party, "tls.crt"), None
         if not party.is_member:
@@ -170,8 +170,8 @@ def test_everybody_trusts_everybody_at_every_moment_of_a_rotation(seed: int) -> 
     """Passes end after any of their writes, files come up to two minutes late, members restart
     one by one when they like."""
     etcd = rotate(seed)
-    told = [later for earlier, later in pairwise(etcd.phases) if earlier is not later]
-    assert told == [Phase.TRUSTING, Phase.ISSUING, Phase.NONE]
+    changes = [later for earlier, later in pairwise(etcd.phases) if earlier is not later]
+    assert changes == [Phase.TRUSTING, Phase.ISSUING, Phase.NONE]
     now = etcd.authorities
     assert (now.number, fingerprint(now.current.certificate) != etcd.first) == (1, True)
     for part in CLIENTS:
@@ -186,7 +186,7 @@ def test_everybody_trusts_everybody_at_every_moment_of_a_rotation(seed: int) -> 
 
 
 def test_the_check_notices_a_rotation_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: without the time to see files somebody is not trusted."""
+    """The control: without the time to see files some party is not trusted."""
     monkeypatch.setattr(etcd_rotation, "SETTLE_MS", 0)
     with pytest.raises(AssertionError, match="does not trust"):
         [rotate(seed) for seed in range(12)]

@@ -40,7 +40,7 @@ def test_a_volume_without_data_starts_only_in_the_pod_that_is_expected(tmp_path:
     assert prepare(tmp_path, environment("main-etcd-1")) == "begins a cluster"
 
 
-def test_data_is_kept_unless_another_member_is_expected_in_its_place(tmp_path: Path) -> None:
+def test_data_is_kept_unless_another_member_is_expected_instead(tmp_path: Path) -> None:
     give_data(tmp_path, "old")
     for variables in (environment(), environment("main-etcd-1"), environment("main-etcd-2", "ab")):
         assert prepare(tmp_path, variables) == "starts on its data"

@@ -58,7 +58,7 @@ def test_a_full_etcd_is_compacted_then_defragmented_then_let_write() -> None:
     assert "1020 MiB of them in use" in stuck.message
 
 
-def test_corruption_is_told_and_nothing_is_touched() -> None:
+def test_corruption_is_reported_and_nothing_is_touched() -> None:
     plan = plan_upkeep(seen({0: (200, 1), 1: (200, 1)}, ((11, "CORRUPT"),)), QUOTA, at_rest=True)
     assert (plan.is_idle, plan.reason) == (True, Reason.ETCD_CORRUPT)
     assert "member 1 " in plan.message

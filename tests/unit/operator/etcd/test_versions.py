@@ -19,7 +19,7 @@ IMAGE = "gcr.io/etcd-development/etcd:v"
         ("etcd:latest", None),
     ],
 )
-def test_a_tag_tells_the_version(image: str, version: tuple[int, int, int] | None) -> None:
+def test_a_tag_shows_the_version(image: str, version: tuple[int, int, int] | None) -> None:
     assert version_of(image) == version
 
 

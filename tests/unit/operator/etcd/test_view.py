@@ -139,7 +139,7 @@ def test_a_downgrade_keeps_the_image_that_runs() -> None:
     assert (shape.image, "downgrade" in problem) == ("etcd:v3.6.5", True)
 
 
-def test_the_config_map_opens_the_door_for_one_pod() -> None:
+def test_the_config_map_admits_one_pod() -> None:
     joining = made(EtcdShape(2, Admission(1, member=0xAB, ordinals=(0, 1))))[
         "ConfigMap", "main-etcd"
     ]["data"]
@@ -150,7 +150,7 @@ def test_the_config_map_opens_the_door_for_one_pod() -> None:
     assert made()["ConfigMap", "main-etcd"]["data"][etcd_start.OPEN] == ""
 
 
-def test_an_etcd_is_begun_anew_only_by_the_name_of_the_lost_one() -> None:
+def test_an_etcd_is_bootstrapped_again_only_by_the_name_of_the_lost_one() -> None:
     """The annotation permits nothing once the new etcd is up, which has another identity."""
     lost = cluster()
     lost = lost.model_copy(
@@ -176,7 +176,7 @@ def test_an_etcd_is_begun_anew_only_by_the_name_of_the_lost_one() -> None:
     assert len(tokens) == 2
 
 
-def test_clients_are_not_restarted_beside_a_member_or_while_the_only_one_is_away() -> None:
+def test_clients_are_not_restarted_beside_a_member_or_while_the_only_one_is_unavailable() -> None:
     def life(plan: EtcdPlan, *pods: dict[str, Any]) -> EtcdLifecycle:
         return EtcdLifecycle(plan, Upkeep(), EtcdShape(), EtcdStatus(), Sighting(None, {}), pods)
 

@@ -82,7 +82,7 @@ def test_success_is_what_the_record_says_whatever_the_pod_says() -> None:
         )
 
 
-def test_what_a_run_has_left_to_the_next_one_is_told() -> None:
+def test_what_a_run_has_left_to_the_next_one_is_reported() -> None:
     found = plan_job(
         replace(FRESH, last_attempt=1, record=replace(SUCCESS, message="complete up to 17:4"))
     )
@@ -163,7 +163,7 @@ def test_a_driver_that_failed_before_it_was_suspended_has_used_its_attempt_up() 
     )
 
 
-def test_a_driver_that_somebody_else_deletes_has_used_its_attempt_up() -> None:
+def test_a_driver_that_another_client_deletes_has_used_its_attempt_up() -> None:
     evicted = plan_job(
         replace(FRESH, last_attempt=1, attempts=(Attempt(1, "Failed", 143, stopped=True),))
     )

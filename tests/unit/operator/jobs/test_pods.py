@@ -38,7 +38,7 @@ def ended(**how: Any) -> dict[str, Any]:
     )
 
 
-def test_a_driver_that_ended_is_told_by_its_code_and_its_last_words() -> None:
+def test_a_driver_that_ended_is_reported_with_its_code_and_its_last_words() -> None:
     log = "INFO begins\n" + 500 * "." + "\nTopicNotFound: topic x does not exist\n"
     found = attempt_of(
         ended(exitCode=2, reason="Error", finishedAt="1970-01-01T00:00:01Z", message=log)
@@ -51,7 +51,7 @@ def test_a_driver_that_ended_is_told_by_its_code_and_its_last_words() -> None:
     assert len(attempt_of(ended(exitCode=1, message=5000 * "x")).message) < 400
 
 
-def test_one_without_words_is_told_with_where_its_log_is() -> None:
+def test_one_without_words_is_reported_with_where_its_log_is() -> None:
     assert attempt_of(ended(exitCode=137, reason="OOMKilled")).message == (
         "it ended with exit code 137 (OOMKilled); kubectl logs prices-0a-1"
     )

@@ -78,15 +78,15 @@ async def test_a_report_that_is_refused_is_not_sent_with_every_look() -> None:
     assert len(api.sent) == 1
 
 
-async def test_a_problem_that_ends_and_comes_again_is_told_again() -> None:
+async def test_a_problem_that_ends_and_comes_again_is_reported_again() -> None:
     """Once for each time that it begins, whatever else lasts beside it."""
     api = Answers()
     events = events_of(api)
     store = Problem(Reason.STORE_UNAVAILABLE, "no answer in time")
     topic = Problem(Reason.TOPIC_MISSING, "topic prices does not exist", "run-1")
-    told = []
+    reported = []
     for problems in ([store], [store], [store, topic], [topic], [], [store, topic]):
         before = len(api.sent)
         await events.standing(ABOUT, problems)
-        told.append(len(api.sent) - before)
-    assert told == [1, 0, 1, 0, 0, 2]
+        reported.append(len(api.sent) - before)
+    assert reported == [1, 0, 1, 0, 0, 2]

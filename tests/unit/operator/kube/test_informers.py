@@ -41,8 +41,8 @@ def overdue(informers: Informers) -> list[int]:
 
 
 def test_a_write_is_shown_by_the_watch_or_by_the_list_that_the_watch_begins_with() -> None:
-    """A watch that opens late tells of earlier writes in its list only; whoever waited for more
-    would think it dead, and list everything again."""
+    """A watch that opens late shows earlier writes in its list only. An operator that waited for
+    more would think it dead, and list everything again."""
     cache, metrics = ObjectCache(lambda _object, _gone: None), OperatorMetrics()
     informers = Informers(None, cache, SystemClock(), metrics, (), "system", lambda: None)  # type: ignore[arg-type]  # nothing is asked
     for version in (5, 6, 9):

@@ -45,7 +45,7 @@ async def test_a_cluster_whose_credentials_are_refused_leaves_the_orphans_of_oth
 
 
 async def test_a_cluster_in_a_namespace_that_may_not_be_read_is_not_tried() -> None:
-    """Whoever knows but a part of what is there concludes nothing, and asks for nothing."""
+    """An operator that knows only a part of what is there concludes and requests nothing."""
 
     secrets = Secrets(FORBIDDEN)
     assert await swept(await world_of(secrets, refused=CLOSED)) == ORPHANS

@@ -105,7 +105,7 @@ def test_fields_of_a_former_owner_stay_as_they_are() -> None:
     )
 
 
-def test_changes_are_told_field_by_field_and_within_bounds() -> None:
+def test_changes_are_reported_field_by_field_and_within_bounds() -> None:
     old = NamespaceRecord(
         (0, 1), {"message_ttl_in_seconds": 5}, "shop/orders", ("policies.message_ttl_in_seconds",)
     )

@@ -63,7 +63,7 @@ pods = st.lists(
 def test_a_restart_never_takes_the_second_broker(
     found: list[BrokerPod], replicas: int, scaling: bool, awaits: str
 ) -> None:
-    """Whoever is restarted is outdated; if it was ready, every other broker is, none is on its
+    """The restarted broker is outdated; if it was ready, every other broker is, none is on its
     way, and nothing is waited for."""
     plan = plan_roll(found, NEW, replicas, scaling, awaits=awaits)
     if not plan.restart:

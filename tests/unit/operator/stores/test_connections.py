@@ -93,12 +93,12 @@ async def test_a_cluster_that_is_given_another_store_leaves_its_former_one() -> 
     await with_stores(script)
 
 
-class Away(MemoryStore):
-    """A store that does not answer while it is away; counts who waited for that."""
+class UnavailableStore(MemoryStore):
+    """A store that does not answer while it is unavailable; counts the requests that waited."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
-        self.away, self.waited, self.gets = True, 0, 0
+        self.unavailable, self.waited, self.gets = True, 0, 0
 
     async def transact(
         self, compares: Sequence[Compare], operations: Sequence[Operation]
@@ -112,13 +112,13 @@ class Away(MemoryStore):
         return await super().get(key)
 
     async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
-        if self.away:
+        if self.unavailable:
             await asyncio.sleep(0)
             raise StoreUnavailable("nobody answers")
         return await super().range(prefix, limit=limit)
 
     async def _answer(self) -> None:
-        if self.away:
+        if self.unavailable:
             self.waited += 1
             await asyncio.sleep(0)
             raise StoreUnavailable("nobody answers")
@@ -133,7 +133,7 @@ class Hands(SystemClock):
         return self.now_s
 
 
-async def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(
+async def test_an_unavailable_store_is_waited_for_once_and_notifies_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A hundred resources of one cluster cost one timeout, not a hundred: the workers are there
@@ -141,21 +141,21 @@ async def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back
     monkeypatch.setattr("magnetar_operator.stores.record_view.RETRY_MIN_S", 0.005)
     monkeypatch.setattr("magnetar_operator.stores.record_view.RETRY_MAX_S", 0.005)
 
-    away, told = Away(), asyncio.Queue[str]()
+    backend, notified = UnavailableStore(), asyncio.Queue[str]()
     store = ClusterStore(
-        away, Hands(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
+        backend, Hands(), OperatorMetrics(), "operator", lambda: True, notified.put_nowait
     )
     store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
     try:
         for _ in range(100):
             with pytest.raises(StoreUnavailable, match="nobody answers"):
                 await store.record(KEY)
-        assert away.waited == 1
-        assert told.empty()
-        away.away = False
-        await away.put(KEY, b"{}")
+        assert backend.waited == 1
+        assert notified.empty()
+        backend.unavailable = False
+        await backend.put(KEY, b"{}")
         async with asyncio.timeout(120):
-            assert await told.get() == "team/orders"
+            assert await notified.get() == "team/orders"
         found = await store.record(KEY)
         assert found is not None
         assert found.value == b"{}"
@@ -163,14 +163,16 @@ async def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back
         await store.close()
 
 
-async def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once() -> None:
+async def test_of_a_store_that_becomes_unavailable_later_every_sort_of_request_waits_once() -> None:
     """Its copies are warm, and many want to write, or to read what is not in a copy: one now and
-    then finds out, and tells the others."""
+    then finds out, and notifies the others."""
     put = Put(KEY, b"{}")
 
-    away, clock, told = Away(), Hands(), asyncio.Queue[str]()
-    away.away = False
-    store = ClusterStore(away, clock, OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+    backend, clock, notified = UnavailableStore(), Hands(), asyncio.Queue[str]()
+    backend.unavailable = False
+    store = ClusterStore(
+        backend, clock, OperatorMetrics(), "operator", lambda: True, notified.put_nowait
+    )
     store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
     requests: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
         lambda: store.write((), (put,)),
@@ -182,35 +184,35 @@ async def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once(
         assert await store.write((), (put,)) is True
         async with asyncio.timeout(120):
             before = -1
-            while before != away.gets:  # until the copy is warm
-                before = away.gets
+            while before != backend.gets:  # until the copy is warm
+                before = backend.gets
                 await store.record(KEY)
                 await asyncio.sleep(0)
         for request in requests[:2]:
-            away.away, away.waited = True, 0
+            backend.unavailable, backend.waited = True, 0
             for _ in range(100):
                 with pytest.raises(StoreUnavailable, match="nobody answers"):
                     await request()
-            assert away.waited == 1
+            assert backend.waited == 1
             assert await store.record(KEY) is not None, "a warm copy is read as ever"
             for pause_s in (2.0, 2.0, 2.0, 3.0, 4.5):
                 clock.now_s += pause_s
                 for _ in range(100):
                     with pytest.raises(StoreUnavailable):
                         await request()
-            assert away.waited == 6
-            away.away = False
+            assert backend.waited == 6
+            backend.unavailable = False
             with pytest.raises(StoreOutage):
                 await request()
             clock.now_s += 10.0
-            assert told.empty()
+            assert notified.empty()
             await request()
-            assert told.get_nowait() == "team/orders"
-        away.away, away.waited = True, 0
+            assert notified.get_nowait() == "team/orders"
+        backend.unavailable, backend.waited = True, 0
         for _ in range(100):
             with pytest.raises(StoreUnavailable):
                 await requests[2]()
-        assert away.waited == 1
+        assert backend.waited == 1
     finally:
         await store.close()
 
@@ -218,9 +220,9 @@ async def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once(
 async def test_what_is_wrong_with_one_write_holds_up_no_other() -> None:
     """The store answers: it refuses that one."""
 
-    away = Away()
-    away.away = False
-    store = ClusterStore(away, Hands(), OperatorMetrics(), "operator", lambda: True)
+    backend = UnavailableStore()
+    backend.unavailable = False
+    store = ClusterStore(backend, Hands(), OperatorMetrics(), "operator", lambda: True)
     for _ in range(2):
         with pytest.raises(StoreError, match="written twice"):
             await store.write((), (Put(KEY, b"1"), Put(KEY, b"2")))
@@ -252,9 +254,9 @@ class LateAnswers(MemoryStore):
 @pytest.mark.parametrize("watch_first", [False, True])
 async def test_an_owner_that_loses_a_record_by_our_write_is_notified(watch_first: bool) -> None:
     """And the one that it is written for is not: a resource that takes over need not look twice."""
-    told, backend = asyncio.Queue[str](), LateAnswers()
+    notified, backend = asyncio.Queue[str](), LateAnswers()
     store = ClusterStore(
-        backend, SystemClock(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
+        backend, SystemClock(), OperatorMetrics(), "operator", lambda: True, notified.put_nowait
     )
     younger, older = (NamespaceRecord((0, 1 << 32), {}, owner) for owner in ("t/young", "t/old"))
     async with asyncio.timeout(120):
@@ -270,22 +272,20 @@ async def test_an_owner_that_loses_a_record_by_our_write_is_notified(watch_first
                 (Compare(KEY, "mod", "=", known.mod_revision),), (Put(KEY, older.encode()),)
             )
         )
-        assert await told.get() == "t/young"
+        assert await notified.get() == "t/young"
         assert not (watch_first and written.done())
         backend.answers.set()
         assert await written
     await store.close()
-    assert told.empty()
+    assert notified.empty()
 
 
-async def test_who_decided_by_a_record_of_another_resource_is_told_once_that_it_has_changed() -> (
-    None
-):
+async def test_who_decided_by_a_record_of_another_resource_is_notified_once_of_its_change() -> None:
     """As its owner is; one that has looked again says so itself."""
-    told, backend = asyncio.Queue[str](), LateAnswers()
+    notified, backend = asyncio.Queue[str](), LateAnswers()
     backend.answers.set()
     store = ClusterStore(
-        backend, SystemClock(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
+        backend, SystemClock(), OperatorMetrics(), "operator", lambda: True, notified.put_nowait
     )
 
     async def change(bundles: int) -> None:
@@ -297,34 +297,34 @@ async def test_who_decided_by_a_record_of_another_resource_is_told_once_that_it_
         store.follow(KEY, "t/follower")
         await backend.viewed.wait()
         await change(2)
-        assert {await told.get(), await told.get()} == {"t/owner", "t/follower"}
+        assert {await notified.get(), await notified.get()} == {"t/owner", "t/follower"}
         await change(3)
-        assert await told.get() == "t/owner"
+        assert await notified.get() == "t/owner"
         await change(4)
-        assert await told.get() == "t/owner"
+        assert await notified.get() == "t/owner"
     await store.close()
 
 
 async def test_who_decided_by_one_store_looks_again_when_its_cluster_has_another() -> None:
     """Other members, or the same by TLS: no view has shown what is otherwise there. Not when
     another cluster comes, and not again and again."""
-    told: list[str] = []
-    stores = Stores(SystemClock(), OperatorMetrics(), "operator", lambda: True, told.append)
+    notified: list[str] = []
+    stores = Stores(SystemClock(), OperatorMetrics(), "operator", lambda: True, notified.append)
     tls = TlsBytes(b"authority", b"certificate", b"key")
     try:
         stores.of(ONE, HERE).claims["team", "orders"] = {NamespaceName("acme", "orders")}
         stores.of(TWO, HERE)
-        assert told == []
+        assert notified == []
         stores.of(ONE, THERE).claims["team", "orders"] = {NamespaceName("acme", "orders")}
-        assert told == ["team/orders"]
+        assert notified == ["team/orders"]
         for _ in range(2):
             stores.of(ONE, THERE, tls)
-            assert told == 2 * ["team/orders"]
+            assert notified == 2 * ["team/orders"]
     finally:
         await stores.close()
 
 
-def test_the_longer_a_store_is_away_the_more_seldom_its_resources_look() -> None:
+def test_the_longer_a_store_is_unavailable_the_more_seldom_its_resources_look() -> None:
     """Beginning where an error of a single request does, up to a minute."""
     outage = Outage(100.0, "nobody answers")
     retries = [

@@ -30,7 +30,7 @@ def serving(since_ms: int = 0, available: bool = True, **config: float) -> Broke
     )
 
 
-def test_three_intervals_without_a_copy_or_a_look_are_told_with_the_reason() -> None:
+def test_three_intervals_without_a_copy_or_a_look_are_reported_with_the_reason() -> None:
     failing = BackupReportRecord(COPY.object, 7, NOON_MS, NOON_MS, "no space left on the volume")
     assert copies_problem(serving(), COPY, NOON_MS + LATE_MS - 1) is None
     assert copies_problem(serving(), failing, NOON_MS + LATE_MS - 1) is None
@@ -69,7 +69,7 @@ def test_the_interval_is_that_of_the_brokers_settings() -> None:
         "brokers of an earlier version",
     ],
 )
-def test_nobody_is_blamed_who_could_not_have_told_of_a_copy(
+def test_nobody_is_blamed_who_could_not_have_reported_a_copy(
     resource: BrokerCluster, report: BackupReportRecord | None
 ) -> None:
     assert copies_problem(resource, report, NOON_MS + LATE_MS) is None
@@ -79,13 +79,13 @@ def test_the_status_shows_the_newest_copy_and_changes_only_with_it() -> None:
     """A later look that finds the copy current writes nothing; a new leader that has made none
     keeps what was known."""
 
-    def told(before: BrokerCluster, report: BackupReportRecord | None) -> BrokerCluster:
+    def updated(before: BrokerCluster, report: BackupReportRecord | None) -> BrokerCluster:
         state = ClusterState("5e" * 16, {}, {}, {}, copies=report)
         return before.model_copy(
             update={"status": derive(before, Observed({}, (), state), RollPlan(), ())}
         )
 
-    first = told(cluster(), COPY)
+    first = updated(cluster(), COPY)
     shown = first.status.metadata_copy
     assert (shown.object, shown.revision, shown.time, shown.problem) == (
         COPY.object,
@@ -93,10 +93,10 @@ def test_the_status_shows_the_newest_copy_and_changes_only_with_it() -> None:
         "2027-01-15T08:00:00Z",
         "",
     )
-    looked = told(first, BackupReportRecord(COPY.object, 7, NOON_MS, NOON_MS + LATE_MS))
+    looked = updated(first, BackupReportRecord(COPY.object, 7, NOON_MS, NOON_MS + LATE_MS))
     assert looked.status == first.status
-    assert told(first, None).status == first.status
-    failing = told(first, BackupReportRecord(problem="no space"))
+    assert updated(first, None).status == first.status
+    failing = updated(first, BackupReportRecord(problem="no space"))
     assert (failing.status.metadata_copy.object, failing.status.metadata_copy.problem) == (
         COPY.object,
         "no space",

@@ -94,7 +94,7 @@ def test_a_log_cut_at_any_byte_is_sealed_at_its_longest_valid_prefix(
 
 
 def test_blocks_of_another_incarnation_are_not_read(tmp_path: Path) -> None:
-    """A recycled file that still holds an intact log of somebody else is empty."""
+    """A recycled file that still holds an intact log of another incarnation is empty."""
 
     async def script(volume: PosixVolume) -> None:
         data, _ = await written_log(PosixVolume(tmp_path / "origin"), 3)
@@ -147,7 +147,7 @@ def test_files_whose_owner_stopped_while_creating_them(
     run_on_volume(tmp_path, script)
 
 
-def test_fencing_is_idempotent_and_takers_agree(tmp_path: Path) -> None:
+def test_fencing_is_idempotent_and_new_owners_agree(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
         failures = Failures()
         writer = new_writer(volume, failures)
@@ -156,11 +156,11 @@ def test_fencing_is_idempotent_and_takers_agree(tmp_path: Path) -> None:
         for number in range(100):
             append_numbered(writer, number, done, size=2000)
             await writer.barrier()
-        takers = await asyncio.gather(
+        sealed = await asyncio.gather(
             *(fence(PosixVolume(tmp_path), INCARNATION) for _ in range(4))
         )
-        assert all(taken == takers[0] for taken in takers)
-        assert await fence(volume, INCARNATION) == takers[0]
+        assert all(found == sealed[0] for found in sealed)
+        assert await fence(volume, INCARNATION) == sealed[0]
         assert await read_numbers(volume, None) == done
         append_numbered(writer, 100, done)
         await writer.close()
@@ -172,7 +172,7 @@ def test_fencing_is_idempotent_and_takers_agree(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
-def test_takers_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
+def test_new_owners_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
     """Rolling and sealing go on while new owners fence: all that was acknowledged is read, every
     file has one length that all adopt."""
 
@@ -183,18 +183,18 @@ def test_takers_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
         await writer.open()
         done: dict[int, RecordPlace] = {}
         moment = chance.randrange(1, 120)
-        takers: list[asyncio.Future[list[SealedFile]]] = []
+        new_owners: list[asyncio.Future[list[SealedFile]]] = []
         for number in itertools.count():
             append_numbered(writer, number, done, size=chance.randrange(8, 6000))
             if number == moment:
-                takers = [
+                new_owners = [
                     asyncio.ensure_future(fence(PosixVolume(tmp_path), INCARNATION))
                     for _ in range(3)
                 ]
             await asyncio.sleep(0 if chance.random() < 0.5 else 0.0003)
             if failures:
                 break
-        taken = await asyncio.gather(*takers)
+        taken = await asyncio.gather(*new_owners)
         await writer.close()
         # A file that the writer created after one new owner had looked is found by a later one;
         # nothing in it was acknowledged.
@@ -212,14 +212,16 @@ def test_takers_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
     run_on_volume(tmp_path, script)
 
 
-def test_fencing_somebody_who_never_was_is_harmless(tmp_path: Path) -> None:
+def test_fencing_an_incarnation_that_never_was_is_harmless(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
         assert await fence(volume, f"broker-7.{SystemClock().random_bits(64):016x}") == []
 
     run_on_volume(tmp_path, script)
 
 
-def test_whoever_seals_a_file_that_was_taken_over_and_deleted_is_fenced(tmp_path: Path) -> None:
+def test_an_owner_that_seals_a_file_that_was_taken_over_and_deleted_is_fenced(
+    tmp_path: Path,
+) -> None:
     """It slept through its own end: between its attempt and its look the new owner's seal went with
     the file."""
 

@@ -127,7 +127,7 @@ class Refusing(PosixVolume):
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["error", "spare gone"])
-def test_what_cannot_be_recycled_is_created_anew(tmp_path: Path, lost: bool) -> None:
+def test_what_cannot_be_recycled_is_created_as_a_new_file(tmp_path: Path, lost: bool) -> None:
     async def script(_volume: PosixVolume) -> None:
         volume = PosixVolume(tmp_path) if lost else Refusing(tmp_path)
         async with open_writer(volume, spares_max=1) as writer:

@@ -40,7 +40,7 @@ SEEDS = 60
 
 
 class Story:
-    """What an owner was told, and up to which file it has given up its log."""
+    """What was acknowledged to an owner, and up to which file it has given up its log."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[int, RecordPlace] = {}
@@ -123,8 +123,11 @@ def lost_records(seed: int) -> tuple[set[int], Story]:
             world.pause("owner")
         elif fate == "dead":
             world.crash("owner")
-        takers = [world.outsider(f"new owner-{number}") for number in range(2)]
-        sealed = [world.complete(fence_patiently(taker.volume), within_s=60.0) for taker in takers]
+        new_owners = [world.outsider(f"new owner-{number}") for number in range(2)]
+        sealed = [
+            world.complete(fence_patiently(new_owner.volume), within_s=60.0)
+            for new_owner in new_owners
+        ]
         first, second = ([file for file in files if file.number > story.dead] for files in sealed)
         assert first == second[: len(first)]
         if fate == "paused":
@@ -177,7 +180,7 @@ def test_files_with_one_start_for_their_checksums_show_what_earlier_files_left(
 
 
 @pytest.mark.slow
-def test_a_taker_that_does_not_flush_what_it_seals_loses_it(
+def test_a_new_owner_that_does_not_flush_what_it_seals_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broken variant of sealing: some seed shows a sealed length above what survived the

@@ -250,10 +250,10 @@ def test_an_idle_owner_finds_out_that_its_claim_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ask", [LogWriter.barrier, LogWriter.confirm])
-def test_whoever_waits_for_nothing_but_the_claim_is_not_told_that_it_is_there(
+def test_a_caller_that_waits_only_for_the_claim_gets_no_success_once_it_is_gone(
     tmp_path: Path, ask: Callable[[LogWriter], Awaitable[None]]
 ) -> None:
-    """A former owner with nothing to write must not go on to tell what it knows: neither a
+    """A former owner with nothing to write must not go on to report what it knows: neither a
     waiter nor an empty append gets through."""
 
     async def script(volume: PosixVolume) -> None:
@@ -354,34 +354,34 @@ async def test_limits_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_who_waits_for_the_disk_is_told_once_it_has_caught_up(
+async def test_a_caller_that_waits_for_the_disk_is_notified_once_it_has_caught_up(
     tmp_path: Path, fails: bool
 ) -> None:
     """Nobody has to look: at the flush that brings what is pending to the bound, or at the log's
     failure, after which nothing is flushed."""
 
     async def script(volume: GatedVolume) -> None:
-        failures, told = Failures(), list[int]()
+        failures, notified = Failures(), list[int]()
         writer = new_writer(volume, failures)
         await writer.open()
-        writer.when_at_most(0, lambda: told.append(-1))
-        assert told == [], "nobody is called within its own call"
+        writer.when_at_most(0, lambda: notified.append(-1))
+        assert notified == [], "nobody is called within its own call"
         await asyncio.sleep(0)
-        assert told == [-1]
+        assert notified == [-1]
         volume.gate.clear()
         append_numbered(writer, 0, {}, size=6000)
         await volume.started.wait()
         append_numbered(writer, 1, {}, size=6000)
         for most in (20_000, 7000, 0):
-            writer.when_at_most(most, partial(told.append, most))
+            writer.when_at_most(most, partial(notified.append, most))
         await asyncio.sleep(0)
-        assert told == [-1, 20_000]
+        assert notified == [-1, 20_000]
         volume.failure = StorageError("no such disk") if fails else None
         volume.gate.set()
         with pytest.raises(StorageError) if fails else nullcontext():
             await writer.barrier()
         await asyncio.sleep(0)
-        assert told == [-1, 20_000, 7000, 0]
+        assert notified == [-1, 20_000, 7000, 0]
         await writer.close()
         assert bool(failures) == fails
 

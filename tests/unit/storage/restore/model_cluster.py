@@ -122,18 +122,20 @@ class ModelCluster:
 
     def take(self, bundle: str, number: int) -> None:
         """Assign the bundle, if nobody has it, to a broker, which acquires it."""
-        record, taker = self.bundles.get(bundle), self.live(number)
-        if not taker or (record is not None and record.state is BundleState.DELETED):
+        record, new_owner = self.bundles.get(bundle), self.live(number)
+        if not new_owner or (record is not None and record.state is BundleState.DELETED):
             return
         if record is None or record.state is BundleState.FREE:
-            self.commit(bundle, rules.assign(record, taker, "test"))
+            self.commit(bundle, rules.assign(record, new_owner, "test"))
         elif (
             record.incarnation not in self.incarnations
             or not self.incarnations[record.incarnation].alive
         ):
-            if taker in rules.former_owners(record):
+            if new_owner in rules.former_owners(record):
                 return
-            self.commit(bundle, rules.override(record, taker, owner_is_dead=True, reason="test"))
+            self.commit(
+                bundle, rules.override(record, new_owner, owner_is_dead=True, reason="test")
+            )
         else:
             return
         self.acquire(bundle)
@@ -145,12 +147,12 @@ class ModelCluster:
             before = self.incarnations[record.chain[-1].incarnation]
             before.die()
             sealed_end = before.position
-        taker = self.incarnations[record.incarnation]
+        new_owner = self.incarnations[record.incarnation]
         owned = rules.own(
-            record, taker.name, epoch=epoch, start=taker.position, sealed_end=sealed_end
+            record, new_owner.name, epoch=epoch, start=new_owner.position, sealed_end=sealed_end
         )
         self.commit(bundle, owned)
-        taker.append(Written("term", bundle, epoch, copy=owned))
+        new_owner.append(Written("term", bundle, epoch, copy=owned))
 
     def owner(self, bundle: str) -> Incarnation | None:
         record = self.bundles.get(bundle)
@@ -357,8 +359,8 @@ class ModelCluster:
     # --- looking ----------------------------------------------------------------------------------
 
     def recovered(self, bundle: str, record: BundleRecord) -> set[tuple[int, int]]:
-        """What whoever recovers the bundle from this record finds. Raises KeyError for what is
-        missing."""
+        """What a new owner finds when it recovers the bundle from this record. Raises KeyError for
+        what is missing."""
         name = BundleName.parse(bundle)
         found = (
             set(self.checkpoints[record.checkpoint.object])

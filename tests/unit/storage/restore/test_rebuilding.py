@@ -108,7 +108,7 @@ def test_a_bundle_that_was_merged_and_split_again_is_what_it_became_last() -> No
     assert living(rebuild(facts, None, 1, 1)) == {C, child}
 
 
-def test_a_bundle_of_an_earlier_life_of_its_namespace_makes_room() -> None:
+def test_a_bundle_of_an_earlier_incarnation_of_its_namespace_makes_room() -> None:
     result = rebuild(facts_of(whole=owned(5), a=owned(9)), None, 1, 1)
     assert living(result) == {A}
     assert "earlier incarnation" in result.bundles[WHOLE]
@@ -125,9 +125,7 @@ def test_a_namespace_that_was_deleted_before_the_backup_stays_deleted() -> None:
     assert "deleted before the backup" in result.bundles[WHOLE]
 
 
-def test_a_namespace_that_the_backup_does_not_know_loses_nothing_until_somebody_sets_its_policies() -> (
-    None
-):
+def test_a_namespace_unknown_to_the_backup_loses_nothing_until_its_policies_are_set() -> None:
     result = rebuild(facts_of(whole=owned(7)), backup_of(revision=6), 1, 1)
     assert living(result) == {WHOLE}
     assert NamespaceRecord.decode(result.items["namespaces/t/n"]).policies == KEPT_POLICIES
@@ -168,7 +166,7 @@ def test_a_missing_file_is_a_problem_that_names_it() -> None:
 def test_a_log_that_goes_on_in_a_file_that_is_not_there_is_a_problem(
     lost: int | None, released: bool, named: bool
 ) -> None:
-    """For whoever has not released its bundle before: then it was written up to its end."""
+    """For an owner that has not released its bundle before: then it was written up to its end."""
     facts = facts_of(whole=owned(5))
     if lost is not None:
         facts.logs.lost["b.1"] = lost

@@ -92,7 +92,7 @@ def check(cluster: ModelCluster, backup: Backup | None) -> RebuiltStore:
         if record.state is BundleState.DELETED:
             continue
         assert record.state is BundleState.FREE
-        # whoever owns it next has a higher epoch: the restore number was raised
+        # the next owner has a higher epoch: the restore number was raised
         assert record.epoch <= cluster.revision
         found |= cluster.recovered(name, record)
         living.append(BundleName.parse(name))

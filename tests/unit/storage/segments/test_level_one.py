@@ -168,7 +168,7 @@ def test_inputs_leave_the_list_and_outputs_take_their_place() -> None:
     assert applied.topic(TOPIC).level1 == (segment("new", 0, 9),)
 
 
-def test_files_and_segments_that_came_meanwhile_stay() -> None:
+def test_files_and_segments_that_came_in_between_stay() -> None:
     """Only my inputs are compared: a move or a roll never fails a rewrite."""
     later = dataclasses.replace(
         LISTED,
@@ -379,7 +379,7 @@ def test_golden_run_block() -> None:
     assert entry[7:] == (-(1 << 63), (1 << 63) - 1, -(1 << 63), (1 << 63) - 1, 70, 80, 6, 4, 0)
 
 
-def test_whoever_judges_by_an_earlier_term_changes_nothing() -> None:
+def test_an_owner_that_judges_by_an_earlier_term_changes_nothing() -> None:
     """A former owner that has not learned of its end takes what its successor wrote for trimmed:
     its round is refused."""
     file = LevelZero("i.1", 0, 4096, (7,))

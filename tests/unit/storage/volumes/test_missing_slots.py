@@ -40,7 +40,7 @@ SECOND = names.log_file(INCARNATION, 1)
 START = LogPosition(0, FILE_HEADER_BYTES)
 
 
-def taker(service: MemoryService) -> SlotVolume:
+def new_owner(service: MemoryService) -> SlotVolume:
     """A process that remembers nothing."""
     return SlotVolume(RetryingObjects(service, CLOCK), CLOCK)
 
@@ -83,11 +83,11 @@ def test_a_hole_is_named_and_left_as_it_is(appends: int, gone: set[int]) -> None
 
     async def script() -> None:
         service = MemoryService()
-        done = await crashed(taker(service), [appends])
+        done = await crashed(new_owner(service), [appends])
         before = dict(service.objects)
         for slot in gone:
             del service.objects[names.slot(FIRST, slot)]
-        volume = taker(service)
+        volume = new_owner(service)
         if gone:
             for _ in range(2):
                 with pytest.raises(CorruptData, match=f"{min(gone):08d} is missing") as missing:
@@ -107,10 +107,10 @@ async def test_a_hole_in_a_file_that_was_just_left_is_named_too() -> None:
     """Its owner died before it was sealed; the next file is as it should be."""
 
     service = MemoryService()
-    await crashed(taker(service), [4, 3], sealed=False)
+    await crashed(new_owner(service), [4, 3], sealed=False)
     del service.objects[names.slot(FIRST, 2)]
     with pytest.raises(CorruptData, match=r"00000000\.log/00000002 is missing"):
-        await fence(taker(service), INCARNATION)
+        await fence(new_owner(service), INCARNATION)
     assert fences(service) == []
 
 
@@ -118,17 +118,17 @@ async def test_a_sealed_file_is_whole_again_once_its_slots_are_back() -> None:
     """What was found while they were missing is remembered by nobody."""
 
     service = MemoryService()
-    done = await crashed(taker(service), [4, 3])
-    volume = taker(service)
+    done = await crashed(new_owner(service), [4, 3])
+    volume = new_owner(service)
     await fence(volume, INCARNATION)
     for slot in (1, 4):
         lost = service.objects.pop(names.slot(FIRST, slot))
         with pytest.raises(
             CorruptData, match=f"{slot:08d} is missing, but the file is sealed"
         ) as missing:
-            await read_numbers(taker(service), None)
+            await read_numbers(new_owner(service), None)
         assert missing.value.file == names.slot(FIRST, slot)
-        follower = taker(service)
+        follower = new_owner(service)
         with pytest.raises(CorruptData):
             await read_numbers(follower, None)
         service.objects[names.slot(FIRST, slot)] = lost
@@ -140,10 +140,10 @@ async def test_missing_last_slots_are_named_where_their_length_is_known() -> Non
     fence hides them."""
 
     service = MemoryService()
-    done = await crashed(taker(service), [6])
-    known = {0: (await taker(service).appended_length(FIRST))}
+    done = await crashed(new_owner(service), [6])
+    known = {0: (await new_owner(service).appended_length(FIRST))}
     lost = {slot: service.objects.pop(names.slot(FIRST, slot)) for slot in (5, 6)}
-    volume = taker(service)
+    volume = new_owner(service)
     with pytest.raises(CorruptData, match=f"ends before {known[0]}"):
         await fence(volume, INCARNATION, known)
     assert fences(service) == []
@@ -157,16 +157,16 @@ async def test_no_fence_hides_a_file_that_is_missing_as_a_whole() -> None:
     """Its predecessor's seal announces it: the fence goes to the place behind it."""
 
     service = MemoryService()
-    done = await crashed(taker(service), [3, 3])
+    done = await crashed(new_owner(service), [3, 3])
     lost = {
         key: service.objects.pop(key)
         for key in list(service.objects)
         if key.startswith(f"{SECOND}/")
     }
-    await fence(taker(service), INCARNATION)
+    await fence(new_owner(service), INCARNATION)
     assert [key for key in fences(service) if key in lost] == []
     service.objects.update(lost)
-    volume = taker(service)
+    volume = new_owner(service)
     assert [file.number for file in await fence(volume, INCARNATION)] == [0, 1]
     assert await read_numbers(volume, None) == done
 
@@ -176,9 +176,9 @@ async def test_a_list_that_shows_a_slot_and_not_the_one_before_is_no_hole() -> N
     decides."""
 
     service = Laggard()
-    done = await crashed(taker(service), [6])
+    done = await crashed(new_owner(service), [6])
     service.hidden = {names.slot(FIRST, slot) for slot in (0, 2, 5)}
-    volume = taker(service)
+    volume = new_owner(service)
     await volume.end_log(names.logs_of(INCARNATION))
     service.hidden = set()
     await fence(volume, INCARNATION)
@@ -220,12 +220,12 @@ async def test_a_hole_among_links_is_named(tmp_path: Path) -> None:
 
 async def test_a_fence_in_a_hole_is_named_with_what_it_hides() -> None:
     service = MemoryService()
-    await crashed(taker(service), [6])
+    await crashed(new_owner(service), [6])
     key = names.slot(FIRST, 3)
     del service.objects[key]
-    await taker(service)._fence(names.logs_of(INCARNATION), 0, 3, {})
+    await new_owner(service)._fence(names.logs_of(INCARNATION), 0, 3, {})
     with pytest.raises(CorruptData, match=rf"remove the fence {key} first"):
-        await fence(taker(service), INCARNATION)
+        await fence(new_owner(service), INCARNATION)
 
 
 class TestAccepting:
@@ -235,13 +235,13 @@ class TestAccepting:
         async def script(volume: SlotVolume, service: MemoryService) -> None:
             lost = service.objects.pop(names.slot(FIRST, 4))
             kept = await self.accepted(volume, names.slot(FIRST, 4))
-            found = await fence(taker(service), INCARNATION)
+            found = await fence(new_owner(service), INCARNATION)
             assert [(file.length, file.accepted) for file in found[:1]] == [(kept, True)]
             assert log_end(found, START) == LogPosition(0, kept)
-            assert list(await self.read(taker(service), found)) == [0, 1, 2]
+            assert list(await self.read(new_owner(service), found)) == [0, 1, 2]
             service.objects[names.slot(FIRST, 4)] = lost
             assert list(
-                await self.read(taker(service), await fence(taker(service), INCARNATION))
+                await self.read(new_owner(service), await fence(new_owner(service), INCARNATION))
             ) == [0, 1, 2]
 
         self.play([6], script)
@@ -250,14 +250,19 @@ class TestAccepting:
         async def script(volume: SlotVolume, service: MemoryService) -> None:
             del service.objects[names.slot(FIRST, 2)]
             await self.accepted(volume, FIRST)
-            found = await fence(taker(service), INCARNATION)
+            found = await fence(new_owner(service), INCARNATION)
             assert [file.number for file in found] == [0, 1]
-            assert list(await self.read(taker(service), found)) == [0]
+            assert list(await self.read(new_owner(service), found)) == [0]
             # Who needs only what came later has it all; so has a range that was closed before the
             # loss.
             later = LogPosition(1, FILE_HEADER_BYTES)
-            assert list(await read_numbers(taker(service), log_end(found, later), later)) == [4, 5]
-            assert list(await read_numbers(taker(service), LogPosition(1, found[1].length))) == [0]
+            assert list(await read_numbers(new_owner(service), log_end(found, later), later)) == [
+                4,
+                5,
+            ]
+            assert list(
+                await read_numbers(new_owner(service), LogPosition(1, found[1].length))
+            ) == [0]
 
         self.play([4, 2], script)
 
@@ -266,9 +271,9 @@ class TestAccepting:
             for key in [key for key in service.objects if key.startswith(f"{SECOND}/")]:
                 del service.objects[key]
             assert await self.accepted(volume, SECOND) == 0
-            found = await fence(taker(service), INCARNATION)
+            found = await fence(new_owner(service), INCARNATION)
             assert [(file.number, file.length) for file in found] == [(0, found[0].length), (1, 0)]
-            assert list(await self.read(taker(service), found)) == [0, 1, 2]
+            assert list(await self.read(new_owner(service), found)) == [0, 1, 2]
 
         self.play([3, 3], script)
 
@@ -307,10 +312,10 @@ class TestAccepting:
     ) -> None:
         async def main() -> None:
             service = MemoryService()
-            volume = taker(service)
+            volume = new_owner(service)
             await crashed(volume, per_file)
             await volume.remove(names.claim(INCARNATION))
-            await script(taker(service), service)
+            await script(new_owner(service), service)
 
         asyncio.run(main())
 

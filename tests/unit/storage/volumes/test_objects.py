@@ -1,4 +1,4 @@
-"""Of many puts of one key exactly one is told that it won, whatever is lost, repeated or refused
+"""Of many puts of one key exactly one learns that it won, whatever is lost, repeated or refused
 on the way."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ OUTAGE_S = 20.0
 
 
 class Refusing(MemoryService):
-    """Refuses while it is told to."""
+    """Refuses requests while `refuses` is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -138,7 +138,7 @@ def test_file_systems_that_cache_attributes_are_refused() -> None:
 
 
 async def test_a_call_goes_on_when_its_caller_is_cancelled() -> None:
-    """A flush that has begun must end before the next one begins, whoever still waits for it."""
+    """A flush that has begun must end before the next one begins, even if no caller waits."""
 
     worker = Worker("test")
     gate, entered, calls = threading.Event(), threading.Event(), []

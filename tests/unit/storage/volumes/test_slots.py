@@ -117,9 +117,9 @@ def test_a_file_with_too_many_slots_is_full_and_the_log_goes_on_in_the_next(
             append_numbered(writer, number, done)
             await writer.barrier()
         assert [place.file for place in done.values()] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-        taker = volume_over(service)
-        await fence(taker, INCARNATION)
-        assert await read_numbers(taker, None) == done
+        new_owner = volume_over(service)
+        await fence(new_owner, INCARNATION)
+        assert await read_numbers(new_owner, None) == done
         assert failures == []
 
     play(script)
@@ -159,7 +159,7 @@ def test_an_owner_that_creates_a_file_in_the_same_moment_is_fenced_in_that_file(
     """The new owner's fence finds the slot taken, and goes on until no further file can appear."""
 
     async def script(service: MemoryService) -> None:
-        owner, taker = volume_over(service), volume_over(service)
+        owner, new_owner = volume_over(service), volume_over(service)
         handles = [await owner.create_log(LOG, CAPACITY, HEADER)]
         elsewhere = MemoryService()
         for number in (1, 2):
@@ -172,7 +172,7 @@ def test_an_owner_that_creates_a_file_in_the_same_moment_is_fenced_in_that_file(
                 service.objects.setdefault(key, elsewhere.objects[key])
 
         service.before = quicker
-        await taker.end_log(LOGS)
+        await new_owner.end_log(LOGS)
         service.before = unclear_times(0)
         fences = sorted(
             key for key, (data, _) in service.objects.items() if len(data) == SLOT_HEADER_BYTES
@@ -201,8 +201,8 @@ def test_whatever_of_the_log_was_collected_its_fences_stay() -> None:
         done: dict[int, RecordPlace] = {}
         append_numbered(owner, 0, done)
         await owner.barrier()
-        taker = volume_over(service)
-        sealed = await fence(taker, INCARNATION)
+        new_owner = volume_over(service)
+        sealed = await fence(new_owner, INCARNATION)
         assert sealed[0].length > FILE_HEADER_BYTES
         for file in sealed:
             for name in (
@@ -210,10 +210,10 @@ def test_whatever_of_the_log_was_collected_its_fences_stay() -> None:
                 names.index(INCARNATION, file.number),
                 names.sealed(INCARNATION, file.number),
             ):
-                await taker.remove(name)
+                await new_owner.remove(name)
         left = set(service.objects)
-        assert await taker.list("") == []
-        assert await fence(taker, INCARNATION) == []
+        assert await new_owner.list("") == []
+        assert await fence(new_owner, INCARNATION) == []
         assert set(service.objects) == left | {names.slot(LOG, 0)} or set(service.objects) == left
         append_numbered(owner, 1, done)
         while not failures:
@@ -223,7 +223,7 @@ def test_whatever_of_the_log_was_collected_its_fences_stay() -> None:
     play(script)
 
 
-async def test_a_list_that_lags_behind_hides_nothing_from_a_taker() -> None:
+async def test_a_list_that_lags_behind_hides_nothing_from_a_new_owner() -> None:
     """Slots and files that it does not show yet are found by trying."""
 
     service = Laggard()
@@ -240,10 +240,10 @@ async def test_a_list_that_lags_behind_hides_nothing_from_a_taker() -> None:
     service.hidden = {
         key for key in service.objects if names.slot_of(key) not in (None, (LOG, 0), (LOG, 1))
     }
-    taker = SlotVolume(LaggardObjects(service, CLOCK), CLOCK)
-    sealed = await fence(taker, INCARNATION)
+    new_owner = SlotVolume(LaggardObjects(service, CLOCK), CLOCK)
+    sealed = await fence(new_owner, INCARNATION)
     assert [file.number for file in sealed] == [0, 1]
-    assert await read_numbers(taker, None) == done
+    assert await read_numbers(new_owner, None) == done
 
 
 class TestProbe:

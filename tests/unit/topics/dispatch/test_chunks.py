@@ -35,7 +35,7 @@ class Scene:
             self.subscription.flow(handle, permits)
 
     def deliver(self, first: int, end: int) -> list[tuple[object, int]]:
-        """Dispatch what was fetched from `first` on, whoever asked for it."""
+        """Dispatch what was fetched from `first` on, for any consumer that asked."""
         found = self.subscription.dispatch(first, [1] * (end - first), self.traits[first:end])
         return [(delivery.consumer, ordinal) for delivery in found for ordinal in delivery.ordinals]
 
@@ -72,7 +72,7 @@ def test_the_rest_goes_to_another_consumer_if_its_own_leaves() -> None:
     assert scene.deliver_all() == [("b", 1), ("b", 2)]
 
 
-def test_a_chunk_that_was_fetched_does_not_overtake_one_that_came_back_meanwhile() -> None:
+def test_a_chunk_that_was_fetched_does_not_overtake_one_that_came_back_in_between() -> None:
     """Chunk 1 waits for permits; they come while chunk 2 is being read from storage."""
     scene = Scene(chunk(0), chunk(1), chunk(2))
     scene.connect("a", 1)
@@ -84,8 +84,8 @@ def test_a_chunk_that_was_fetched_does_not_overtake_one_that_came_back_meanwhile
     assert scene.deliver_all() == [("a", 1), ("a", 2)]
 
 
-def test_a_message_that_comes_again_begins_anew() -> None:
-    """All of its chunks were nacked: whoever gets the first gets all."""
+def test_a_redelivered_message_begins_with_its_first_chunk() -> None:
+    """All of its chunks were nacked: the consumer that gets the first gets all."""
     scene = Scene(chunk(0), chunk(1), chunk(2))
     scene.connect("a", 10)
     scene.deliver_all()

@@ -1,5 +1,5 @@
-"""Failover: who is active, when that changes, who is told; and over any course of events one
-consumer at a time, in order, nothing lost."""
+"""Failover: who is active, when that changes, who is notified; and over any course of events
+one consumer at a time, in order, nothing lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_topic_without_partitions_picks_from_the_ring(topic: str, names: set[s
     assert active(subscription) == ring[min(above or ring)]
 
 
-def test_a_turn_begins_after_the_delay_and_everybody_hears_of_it() -> None:
+def test_a_turn_begins_after_the_delay_and_all_consumers_are_notified() -> None:
     """The first consumer waits as well: its predecessor on another connection may have
     acknowledgements on the way."""
     subscription = subscription_of()
@@ -86,7 +86,7 @@ def test_a_turn_begins_after_the_delay_and_everybody_hears_of_it() -> None:
     assert subscription.next_wakeup_ms() == 6000
     join(subscription, "c")
     assert subscription.advance(5999) == [("c", False)], (
-        "a newcomer that changes nothing is told at once"
+        "a newcomer that changes nothing is notified at once"
     )
     assert subscription.advance(6000) == [("b", True), ("c", False)]
     assert subscription.next_wakeup_ms() is None
@@ -115,7 +115,7 @@ def test_who_loses_its_turn_gets_nothing_more_and_its_successor_begins_at_the_ma
 
 
 def test_a_turn_that_comes_back_within_the_delay_was_never_lost() -> None:
-    """Nothing is delivered again, and those who have not heard yet hear that nothing changed."""
+    """Nothing is delivered again. Consumers not yet notified learn that nothing changed."""
     subscription = subscription_of(entries=20)
     join(subscription, "b")
     subscription.advance(0)
@@ -134,8 +134,8 @@ def test_a_turn_that_comes_back_within_the_delay_was_never_lost() -> None:
 
 
 def test_redelivery_asked_for_while_losing_the_turn_is_not_forgotten() -> None:
-    """A client drops what has an older epoch than its request: whoever keeps the turn after all
-    gets those entries again."""
+    """A client drops what has an older epoch than its request: the consumer that keeps the turn
+    after all gets those entries again."""
     subscription = subscription_of()
     join(subscription, "b")
     subscription.advance(0)
@@ -193,7 +193,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_wait() -> None:
 
 
 class Course:
-    """One random course: clients that hold what they were given, and what they have been told."""
+    """One random course: clients that hold what they were given, and how each was notified."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -208,7 +208,7 @@ class Course:
             "s", True, Cursor(self.ledgers, 0), topic=topic, limits=limits
         )
         self.now = 1_000_000
-        self.told: dict[int, bool] = {}
+        self.notified: dict[int, bool] = {}
         self.received: dict[int, int] = {}  # by consumer: the last ordinal of its turn
         self.delivered: set[int] = set()
         self.turns = self.number = self.lost_turn_at = 0
@@ -248,7 +248,7 @@ class Course:
         handle = self.any_consumer()
         if handle is not None:
             self.subscription.remove_consumer(handle)
-            self.told.pop(handle, None)
+            self.notified.pop(handle, None)
 
     def flow(self) -> None:
         handle = self.any_consumer()
@@ -279,8 +279,8 @@ class Course:
         changes = self.subscription.advance(self.now)
         for handle, is_active in changes:
             assert isinstance(handle, int)
-            self.told[handle] = is_active
-        actives = [handle for handle, is_active in self.told.items() if is_active]
+            self.notified[handle] = is_active
+        actives = [handle for handle, is_active in self.notified.items() if is_active]
         assert len(actives) <= 1, "never two consumers that think they are active"
         for handle, is_active in changes:
             if is_active and handle != self.serving:
@@ -299,7 +299,9 @@ class Course:
         for delivery in deliveries:
             handle = delivery.consumer
             assert isinstance(handle, int)
-            assert self.told.get(handle), "only the one that was told it is active gets anything"
+            assert self.notified.get(handle), (
+                "only the consumer that was notified as active gets anything"
+            )
             assert delivery.redelivery_counts is None
             last = self.received.get(handle, cursor.mark_delete - 1)
             assert delivery.first == cursor.first_unacknowledged(last + 1), (

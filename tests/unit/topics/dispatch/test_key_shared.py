@@ -120,7 +120,7 @@ def test_a_hash_drains_when_its_holder_leaves() -> None:
 
 
 def test_out_of_order_delivery_does_not_wait() -> None:
-    """Whoever allows it gets the moved hash at once."""
+    """A consumer that allows it gets the moved hash at once."""
     hashes = [LOW] * 4
     subscription = subscription_of(hashes)
     policy = KeySharedPolicy(AUTO_SPLIT, out_of_order=True)
@@ -150,7 +150,7 @@ def test_redelivery_comes_back_in_order_and_counted() -> None:
 
 
 def test_sticky_hashes_that_nobody_serves_wait() -> None:
-    """They are never delivered to others, and go out when somebody serves them."""
+    """They are never delivered to others, and go out when a consumer serves them."""
     hashes = [LOW, HIGH, LOW]
     subscription = subscription_of(hashes)
     join(subscription, "a", policy=KeySharedPolicy(STICKY, False, ((0, 9999),)))
@@ -292,8 +292,8 @@ def test_a_message_in_chunks_stays_where_it_began() -> None:
     assert clock.deliver() == [("a", 2), ("a", 4)]
 
 
-def test_chunks_begin_anew_when_their_consumer_leaves() -> None:
-    """What it held and what waited for it goes to the next owner, from the first chunk on."""
+def test_chunks_begin_again_when_their_consumer_leaves() -> None:
+    """What it held and what waited for it goes to the next consumer, from the first chunk on."""
     traits = [EntryTraits(LOW, 0, ChunkTrait("m", number, 3)) for number in range(3)]
     subscription = subscription_of([0] * 3)
     clock = Clock(subscription, traits)

@@ -1,5 +1,5 @@
-"""The coordinator's core, case by case: each status meets each request, and nobody is told
-anything before it is durable."""
+"""The coordinator's core, case by case: each status meets each request, and nothing is
+reported before it is durable."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def refusal(effects: Iterable[Effect]) -> MagnetarError:
     return answer.error
 
 
-def test_a_transaction_is_told_of_behind_its_record() -> None:
+def test_a_transaction_is_reported_after_its_record() -> None:
     """NEW_TXN: one durable change, then its sequence; the first is 0."""
     assert core().handle(NewRequested("r", MINUTE, "ann", 7)) == [
         Write((Opened(0, MINUTE, 7, "ann"),), (Answer("r", 0),))
@@ -150,7 +150,7 @@ def test_a_transaction_without_participants_ends_with_its_decision() -> None:
     )
 
 
-def test_patience_answers_while_participants_are_away() -> None:
+def test_patience_answers_while_participants_are_unavailable() -> None:
     """The caller learns of the decision; the end goes on, and nobody is answered twice."""
     found = core()
     least = begin(found, A)
@@ -179,7 +179,9 @@ def test_the_same_end_again_succeeds_in_every_status() -> None:
     ("action", "statuses"),
     [(COMMIT, ("COMMITTING", "COMMITTED")), (ABORT, ("ABORTING", "ABORTED"))],
 )
-def test_the_opposite_end_is_told_the_outcome(action: Action, statuses: tuple[str, str]) -> None:
+def test_the_opposite_end_is_refused_with_the_outcome(
+    action: Action, statuses: tuple[str, str]
+) -> None:
     """InvalidTxnStatus names the status, before and after the end; so does a participant that
     comes too late."""
     found = core()
@@ -205,7 +207,7 @@ def test_what_never_began_is_not_found() -> None:
         assert isinstance(refusal(found.handle(event)), TransactionNotFound)
 
 
-def test_who_asks_after_what_is_not_known_hears_whether_it_has_begun() -> None:
+def test_the_refusal_of_an_unknown_transaction_says_whether_it_has_begun() -> None:
     """The next number, and the floor below which all has ended everywhere: what is below the
     next one and not known has ended."""
     found = core(outcome_kept_ms=10)

@@ -1,5 +1,5 @@
-"""Any course of requests, flushes, crashes and checkpoints: what a client was told stays true, and
-every transaction ends one way.
+"""Any course of requests, flushes, crashes and checkpoints: what was reported to a client stays
+true, and every transaction ends one way.
 
 The log is a list of changes of which a prefix is durable. A crash keeps that prefix, or what a
 checkpoint holds if that is more.
@@ -85,9 +85,9 @@ class Life(RuleBasedStateMachine):
         self.requests: dict[int, object] = {}
         self.patience: list[Await] = []
         self.driven: set[int] = set()
-        self.told = Reported()
+        self.reported = Reported()
         self.numbers = 0
-        # requests about sequences that clients had been told of
+        # requests about sequences that had been reported to clients
         self.asked_knowing: set[object] = set()
 
     # --- what clients do --------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Life(RuleBasedStateMachine):
         self.numbers += 1
         event = event_of(self.numbers)  # type: ignore[operator]
         self.requests[self.numbers] = event
-        if getattr(event, "least", None) in self.told.sequences:
+        if getattr(event, "least", None) in self.reported.sequences:
             self.asked_knowing.add(self.numbers)
         self.perform(self.core.handle(event))
 
@@ -126,7 +126,7 @@ class Life(RuleBasedStateMachine):
             self.driven.discard(least)
             return
         name = data.draw(st.sampled_from(found[1]))
-        self.told.ended.setdefault(least, set()).add(name)
+        self.reported.ended.setdefault(least, set()).add(name)
         self.perform(self.core.handle(ParticipantEnded(least, name, self.now_ms)))
 
     @precondition(lambda self: self.patience)
@@ -191,7 +191,7 @@ class Life(RuleBasedStateMachine):
         ]
         self.waiting, self.patience, self.requests = [], [], {}
         self.driven = {drive.least for drive in drives}
-        for least, action in self.told.decided.items():
+        for least, action in self.reported.decided.items():
             assert self.core.status(least) in (*_names(action), None)
 
     # --- the host ---------------------------------------------------------------------------------
@@ -221,12 +221,12 @@ class Life(RuleBasedStateMachine):
     def answered(self, event: object, answer: Answer) -> None:
         if isinstance(event, NewRequested):
             assert answer.error is None
-            assert answer.least not in self.told.sequences, "a sequence was given twice"
+            assert answer.least not in self.reported.sequences, "a sequence was given twice"
             assert any(
                 change == Opened(answer.least, event.timeout_ms, change.opened_ms)
                 for change in self.opened()
             )
-            self.told.sequences.add(answer.least)
+            self.reported.sequences.add(answer.least)
         elif isinstance(answer.error, TransactionNotFound):
             assert answer.request not in self.asked_knowing or self.forgotten(answer.least)
         elif isinstance(answer.error, InvalidTxnStatus):
@@ -235,7 +235,7 @@ class Life(RuleBasedStateMachine):
             assert any(name in str(answer.error) for name in _names(decision.action))
         elif isinstance(event, JoinRequested):
             assert answer.error is None
-            self.told.joined.setdefault(answer.least, set()).update(event.participants)
+            self.reported.joined.setdefault(answer.least, set()).update(event.participants)
             assert set(event.participants) <= self.participants(answer.least)
         else:
             assert isinstance(event, EndRequested)
@@ -243,7 +243,7 @@ class Life(RuleBasedStateMachine):
             decision = self.decision(answer.least)
             assert decision is not None
             assert decision.action is event.action
-            self.told.decided[answer.least] = event.action
+            self.reported.decided[answer.least] = event.action
 
     # --- what is durable --------------------------------------------------------------------------
 
@@ -273,20 +273,20 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_behind(self) -> None:
-        """Up to the low watermark every participant that a client was told of has ended what was
-        decided."""
+        """Up to the low watermark every participant that was reported to a client has ended what
+        was decided."""
         for least in range(self.core.low_watermark + 1):
-            joined = self.told.joined.get(least, set())
-            assert joined <= self.told.ended.get(least, set()), (
+            joined = self.reported.joined.get(least, set())
+            assert joined <= self.reported.ended.get(least, set()), (
                 f"{least} has participants that were never asked"
             )
 
     @invariant()
-    def what_was_told_stays(self) -> None:
-        for least, action in self.told.decided.items():
+    def what_was_reported_stays(self) -> None:
+        for least, action in self.reported.decided.items():
             status = self.core.status(least)
             assert status in _names(action) or (status is None and self.forgotten(least))
-        for least in self.told.sequences:
+        for least in self.reported.sequences:
             decided = any(
                 isinstance(change, Decided) and change.least == least for change in self.changes
             )

@@ -345,7 +345,7 @@ def test_a_ledger_is_taken_with_the_first_entry_of_a_term() -> None:
 
 
 def test_what_ends_behind_the_trimming_needs_no_translation() -> None:
-    """Its place is before the partition's first entry: whoever asks is clamped to that anyway;
+    """Its place is before the partition's first entry: every request is clamped to that anyway;
     and trimming forgets what was kept."""
     buffer = TransactionBuffer(TOPIC, ledger_14)
     send(buffer, FIRST, 0, after=6)

@@ -188,8 +188,8 @@ class BufferCourse(RuleBasedStateMachine):
         action=st.sampled_from((Outcome.COMMITTED, Outcome.ABORTED)),
     )
     def end(self, number: tuple[int, int], ahead: int, action: Outcome) -> None:
-        """The coordinator ends one; its floor may have passed transactions that it never heard
-        of."""
+        """The coordinator ends one; its floor may have passed transactions that the topic
+        never learned of."""
         txn = self.transaction(number)
         ended = self.reading.ended(txn)
         floor = min(self.reading.floor(txn) + ahead, txn.least)

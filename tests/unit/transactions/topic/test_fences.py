@@ -38,7 +38,7 @@ def test_a_set_of_ids_is_a_set(steps: list[tuple[bool, int]]) -> None:
 
 
 def test_below_the_floor_everything_has_ended() -> None:
-    """The floor only rises; what ended below it is not told apart any more, and costs nothing."""
+    """The floor only rises; what ended below it is not distinguished, and costs nothing."""
     fences = Fences()
     fences.end(TxnId(1, 4), Outcome.COMMITTED)
     fences.end(TxnId(1, 5), Outcome.ABORTED)
@@ -116,7 +116,7 @@ def test_translations_that_go_on_from_each_other_are_one_run_and_go_with_their_t
     assert translations.to_state() == ()
 
 
-def test_targets_of_an_earlier_life_are_found_again() -> None:
+def test_targets_of_a_restored_map_are_found_again() -> None:
     """A restored map names ledgers by their order, one that has grown by when they came: both
     answer alike."""
     translations = Translations()

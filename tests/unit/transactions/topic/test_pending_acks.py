@@ -202,7 +202,7 @@ def test_cumulative_acknowledgements_go_on_within_a_batch() -> None:
 
 
 def test_a_cumulative_acknowledgement_ends_within_an_entry_that_is_acknowledged() -> None:
-    """As a whole, by somebody: what lies before it is held, as if the acknowledgement were of
+    """As a whole, by a consumer: what lies before it is held, as if the acknowledgement were of
     the whole entry."""
     _, subscription, pending = stage(entries=3, kind=SubscriptionType.EXCLUSIVE)
     subscription.acknowledge("c", [(1, 2)])
@@ -278,7 +278,7 @@ def test_an_end_is_a_fence_and_is_repeated_at_will() -> None:
     assert list(pending.open_transactions()) == [C]
 
 
-def test_orphans_are_told_until_they_are_aborted() -> None:
+def test_orphans_are_reported_until_they_are_aborted() -> None:
     """By each coordinator's own floor, and only those that hold something still, also after a
     restart."""
     topic, subscription, pending = stage()
@@ -411,9 +411,9 @@ def test_ended_transactions_that_are_remembered_are_bounded() -> None:
     assert pending.acknowledge(TxnId(0, 8), "c", [(2, 3)])[0] is not None
 
 
-def test_what_is_acknowledged_again_meanwhile_is_not_void() -> None:
-    """It may be a transaction's that has begun since its coordinator was asked: it was told that
-    it holds these."""
+def test_what_is_acknowledged_again_in_between_is_not_void() -> None:
+    """It may be a transaction's that has begun since its coordinator was asked: its client was
+    answered that it holds these."""
     _, _, pending = stage(limits=PendingLimits(inquire_ms=0))
     pending.acknowledge(A, "c", [(0, 1)])
     assert pending.unbegun(A) == (None, False), "nobody has been asked"
@@ -425,7 +425,7 @@ def test_what_is_acknowledged_again_meanwhile_is_not_void() -> None:
     assert pending.acknowledge(A, "c", [(0, 1)])[0] is not None
 
 
-def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
+def test_what_is_trimmed_is_gone_even_if_a_transaction_held_it() -> None:
     """Trimming moves every subscription on; ends of transactions that held something of it still
     work, and so does a checkpoint."""
     topic, subscription, pending = stage()
@@ -451,8 +451,8 @@ def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
 def test_consumers_of_another_type_find_what_is_pending(
     kind: SubscriptionType, later: SubscriptionType
 ) -> None:
-    """A consumer that leaves gives nothing of its transactions back, and whoever comes gets none
-    of it, until they end."""
+    """A consumer that leaves gives nothing of its transactions back, and a new consumer gets
+    none of it, until they end."""
     _, subscription, pending = stage(kind=kind)
     subscription.advance(0)
     subscription.advance(10_000)

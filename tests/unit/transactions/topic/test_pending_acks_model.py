@@ -236,7 +236,7 @@ class Transactional(Course):
 
     def bits_of_cumulative(self, txn: TxnId, ordinal: int, named: int) -> dict[int, int]:
         """What a cumulative acknowledgement newly holds of its last batch: what nobody has
-        acknowledged, whoever holds it besides the transaction."""
+        acknowledged, even if other transactions hold it too."""
         if ordinal in self.acknowledged or ordinal in self.whole[txn]:
             return {}
         wanted = (
@@ -417,7 +417,7 @@ class Transactional(Course):
 
 
 class TransactionalShared(Transactional, SharedCourse):
-    """Shared: what comes back is a replay, counted if somebody had it."""
+    """Shared: what comes back is a replay, counted if a consumer had it."""
 
     def taken(self, ordinals: set[int]) -> None:
         counts = {
@@ -481,7 +481,7 @@ class TransactionalExclusive(Transactional, ExclusiveCourse):
 
 
 class TransactionalFailover(Transactional, FailoverCourse):
-    """Failover: the same, at whoever is active."""
+    """Failover: the same, at the active consumer."""
 
 
 COURSES = [
