@@ -260,6 +260,24 @@ SCENARIOS: dict[str, list[Step]] = {
         ["subscribe", 1, "t", {"schema": {"type": "String"}}],
         ["subscribe", 2, "u", {"schema": {"type": "AutoConsume"}}],
     ],
+    "bytes_are_a_schema": [
+        ["producer", 0, {"name": "p", "schema": {"type": "None"}}], ["schema"],
+        ["schema", "0000000000000000"], ["producer", 1, {"name": "q"}],
+        ["producer", 2, {"name": "r", "schema": {"type": "String"}}],
+        ["subscribe", 0, "s", {"schema": {"type": "None"}}],
+        ["subscribe", 1, "t", {"schema": {"type": "String"}}], ["subscribe", 2, "u", {}],
+        ["create_schema", {"type": "None"}], ["create_schema", {"type": "String"}],
+    ],
+    "bytes_come_to_a_topic_with_a_schema": [
+        ["producer", 0, {"name": "p", "schema": {"type": "String"}}],
+        ["producer", 1, {"name": "q", "schema": {"type": "None"}}],
+        ["subscribe", 0, "s", {"schema": {"type": "None"}}], ["create_schema", {"type": "None"}],
+    ],
+    "bytes_come_to_a_topic_in_use": [
+        P, ["send", 0], ["subscribe", 0, "s", {"schema": {"type": "None"}}],
+        ["producer", 1, {"name": "q", "schema": {"type": "None"}}], ["schema"],
+        ["subscribe", 0, "s", {"schema": {"type": "None"}}],
+    ],
     "schema_comes_to_a_topic_in_use": [
         P, ["send", 0], ["subscribe", 0, "s", {"schema": {"type": "String"}}],
         ["producer", 1, {"name": "q", "schema": {"type": "String"}}], ["schema"],

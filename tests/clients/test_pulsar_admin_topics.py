@@ -203,7 +203,7 @@ def test_schemas(site: Site, namespace: str, tmp_path: Path) -> None:
     assert latest["schemaInfo"]["schema"]["fields"] == [cents]
     assert admin(f"namespaces get-schema-compatibility-strategy {namespace}") == "UNDEFINED"
     refused = admin.refused(f"schemas upload {topic} -f {definition(cents, unit)}")
-    assert "not compatible under FULL" in refused
+    assert "compatibility check with strategy FULL" in refused
     admin(f"namespaces set-schema-compatibility-strategy {namespace} -c ALWAYS_COMPATIBLE")
     stored = admin(f"namespaces get-schema-compatibility-strategy {namespace}")
     assert stored == "ALWAYS_COMPATIBLE"

@@ -32,9 +32,14 @@ def check_compatible(strategy: Strategy, earlier: Sequence[Schema], new: Schema)
     for schema in earlier if strategy.transitive else earlier[-1:]:
         reason = _obstacle(strategy, schema, new)
         if reason is not None:
+            of_types = schema.type is not new.type
+            begins = (
+                "Incompatible schema"
+                if of_types
+                else (f"Error during schema compatibility check with strategy {strategy}")
+            )
             raise IncompatibleSchema(
-                f"schema: not compatible under {strategy}: {reason}; change the schema, or the "
-                "policy schemaCompatibilityStrategy"
+                f"{begins}: {reason}; change the schema, or the policy schemaCompatibilityStrategy"
             )
 
 

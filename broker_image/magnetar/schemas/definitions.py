@@ -26,17 +26,16 @@ LEVELS_MAX = 100
 
 def check(schema: Schema) -> None:
     """Refuse a schema that cannot be one of a topic. Raises InvalidSchema saying why."""
-    if schema.type in (SchemaType.NONE, SchemaType.AUTO_CONSUME):
+    if schema.type is SchemaType.AUTO_CONSUME:
         raise InvalidSchema(
-            f"schema: {schema.type.name} defines nothing that a topic could have; send a schema "
-            "with a type of its own"
+            f"Schema {schema.type.name} is a client-side schema type; send a schema with a type of "
+            "its own"
         )
     if schema.type.is_avro:
         parsed(schema)
     elif schema.type is SchemaType.KEY_VALUE:
         for part in key_values.split(schema):
-            if not part.type.is_bytes:
-                check(part)
+            check(part)
     elif schema.type is SchemaType.PROTOBUF_NATIVE:
         root_message(schema)
 
@@ -60,7 +59,7 @@ def parsed(schema: Schema) -> avro.schema.Schema:
         RecursionError,
     ) as error:
         raise InvalidSchema(
-            f"schema_data: {schema.data[:80]!r} is no Avro definition "
+            f"{_invalid(schema)}: {schema.data[:80]!r} is no Avro definition "
             f"({str(error)[:200]}); a schema of type {schema.type.name} needs one"
         ) from error
 
@@ -79,6 +78,11 @@ def content(schema: Schema) -> tuple[Any, ...]:
     return schema.type, schema.data
 
 
+def _invalid(schema: Schema) -> str:
+    """How Pulsar's sentence about a definition begins."""
+    return f"Invalid schema definition data for {schema.type.name} schema"
+
+
 def _document(schema: Schema) -> Any:
     """The JSON of a definition. Raises InvalidSchema."""
     try:
@@ -86,7 +90,7 @@ def _document(schema: Schema) -> Any:
         _refuse_deep(document, LEVELS_MAX)
     except (ValueError, RecursionError) as error:
         raise InvalidSchema(
-            f"schema_data: {schema.data[:80]!r} is not JSON ({error}); a schema of type "
+            f"{_invalid(schema)}: {schema.data[:80]!r} is not JSON ({error}); a schema of type "
             f"{schema.type.name} needs an Avro definition"
         ) from error
     return document
@@ -128,7 +132,7 @@ def root_message(schema: Schema) -> str:
         ).file
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error, DecodeError) as error:
         raise InvalidSchema(
-            f"schema_data: {schema.data[:80]!r} holds no descriptors of Protobuf "
+            f"{_invalid(schema)}: {schema.data[:80]!r} holds no descriptors of Protobuf "
             f"({type(error).__name__}); send fileDescriptorSet, rootMessageTypeName and "
             "rootFileDescriptorName"
         ) from error

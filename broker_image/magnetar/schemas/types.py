@@ -17,7 +17,8 @@ VERSION_BYTES = 8
 
 
 class SchemaType(enum.IntEnum):
-    """Numbers as the wire has them, names as REST has them. NONE is plain bytes."""
+    """Numbers as the wire has them, names as REST has them. NONE is bytes: a type like others where a
+    client sends it, as Go's does; clients without a schema send none."""
 
     NONE = 0
     STRING = 1
@@ -42,11 +43,6 @@ class SchemaType(enum.IntEnum):
     PROTOBUF_NATIVE = 20
     AUTO_CONSUME = 21
     EXTERNAL = 22
-
-    @property
-    def is_bytes(self) -> bool:
-        """Whether it says nothing about the payload."""
-        return self is SchemaType.NONE
 
     @property
     def is_primitive(self) -> bool:

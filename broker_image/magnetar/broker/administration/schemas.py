@@ -65,11 +65,11 @@ class Schemas:
         return {"info": entries[-1], "index": entries}
 
     async def upload(self, topic: TopicName, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Register a schema; its version. Raises IncompatibleSchema, InvalidSchema,
-        InvalidRequest."""
+        """Register a schema; its version, as Pulsar's PostSchemaResponse has it. Raises
+        IncompatibleSchema, InvalidSchema, InvalidRequest."""
         schema, policies = _payload(payload), await self._effective(topic)
         version = await self._registry.register(topic, schema, policies, by_administrator=True)
-        return {"version": version}
+        return {"version": {"version": version}}
 
     async def test(self, topic: TopicName, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Whether a schema might be registered, and by which strategy that is decided. Raises

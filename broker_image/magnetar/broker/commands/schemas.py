@@ -63,11 +63,12 @@ class SchemaCommands:
     ) -> None:
         """Answer GET_OR_CREATE_SCHEMA, as if a producer came with the schema."""
         topic = await self._topics.open_topic(TopicName.parse(request.topic), create=False)
-        version = await self.of_producer(topic, request.schema)
+        of_bytes = SchemaType(request.schema.type) is SchemaType.NONE  # none, as Pulsar has it here
+        version = await self.of_producer(topic, None if of_bytes else request.schema)
         connection.queue(commands.schema_created(request.request_id, version))
 
     async def of_producer(self, topic: TopicHost, wire: api.Schema | None) -> bytes:
-        """The version of a producer's schema, registered if need be; b"" for plain bytes. Raises
+        """The version of a producer's schema, registered if need be; b"" without one. Raises
         IncompatibleSchema, NotAllowed, StoreError."""
         schema = schema_of(wire)
         if schema is not None:
@@ -103,8 +104,8 @@ class SchemaCommands:
 
 
 def schema_of(wire: api.Schema | None) -> Schema | None:
-    """What a client sent; None for plain bytes."""
-    if wire is None or SchemaType(wire.type).is_bytes:
+    """What a client sent; None without a schema."""
+    if wire is None:
         return None
     return Schema(
         SchemaType(wire.type),

@@ -87,11 +87,7 @@ def _add_questions(router: APIRouter, admin: BrokerAdministration) -> None:
         """Tell whether a schema could be registered."""
         return await admin.schemas.test(topic, await object_of(request))
 
-    @router.post(
-        f"{SCHEMA}/version",
-        status_code=ACCEPTED,
-        openapi_extra=body("PostSchemaPayload", PAYLOAD),
-    )
+    @router.post(f"{SCHEMA}/version", openapi_extra=body("PostSchemaPayload", PAYLOAD))
     async def version(topic: PersistentTopic, request: Request) -> dict[str, Any]:
         """Tell which version a schema is; -1 if it is none."""
         return await admin.schemas.find(topic, await object_of(request))

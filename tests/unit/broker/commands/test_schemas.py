@@ -47,6 +47,8 @@ B_OPTIONAL = {**B, "default": "x"}
 C = {"name": "c", "type": "string"}
 STRING, LONG = wire(SchemaType.STRING), wire(SchemaType.INT64)
 ANY = wire(SchemaType.AUTO_CONSUME)
+BYTES = wire(SchemaType.NONE)
+"""As Go's client says that payloads are bytes; others say nothing."""
 
 
 @asynccontextmanager
@@ -127,7 +129,7 @@ async def test_partitions_share_one_schema(tmp_path: Path) -> None:
 
 
 async def test_a_consumer_registers_its_schema_on_an_unused_topic_only(tmp_path: Path) -> None:
-    """On one that holds bytes it is refused; AUTO_CONSUME and bytes are taken everywhere."""
+    """On one that holds bytes it is refused; AUTO_CONSUME and no schema are taken everywhere."""
     async with playing(tmp_path) as peer:
         unused, used = "persistent://public/default/unused", TOPIC
         await peer.lookup(unused)
@@ -139,14 +141,34 @@ async def test_a_consumer_registers_its_schema_on_an_unused_topic_only(tmp_path:
         assert (await found(peer, unused)).schema.type == api.Schema.String
         await peer.produce()
         await peer.send(b"bytes")
-        refused = await peer.subscribe(3, used, schema=STRING)
-        assert code_of(refused) == WireCode.INCOMPATIBLE_SCHEMA
-        for consumer, schema in ((4, ANY), (5, wire(SchemaType.NONE))):
-            answer = await peer.subscribe(
-                consumer, used, subscription=f"s{consumer}", schema=schema
-            )
+        for consumer, schema in ((3, STRING), (4, BYTES)):
+            refused = await peer.subscribe(consumer, used, schema=schema)
+            assert code_of(refused) == WireCode.INCOMPATIBLE_SCHEMA
+        for consumer, schema in ((5, {"schema": ANY}), (6, {})):
+            answer = await peer.subscribe(consumer, used, subscription=f"s{consumer}", **schema)
             assert answer.type == Type.SUCCESS
         assert (await found(peer)).error_code == WireCode.TOPIC_NOT_FOUND
+
+
+async def test_bytes_that_are_announced_are_a_schema_like_others(tmp_path: Path) -> None:
+    """Go's client decodes its own batches by the version that its producer got. Nothing else fits
+    from then on but clients without a schema."""
+    async with playing(tmp_path) as peer:
+        await peer.lookup()
+        assert (await peer.produce(1, schema=BYTES)).schema_version == version_bytes(0)
+        answer = await found(peer, schema_version=version_bytes(0))
+        assert (answer.schema.type, answer.schema.schema_data) == (BYTES.type, b"")
+        assert (await peer.produce(2)).schema_version == b""
+        refused = await peer.ask("producer", topic=TOPIC, producer_id=3, schema=STRING)
+        assert code_of(refused) == WireCode.INCOMPATIBLE_SCHEMA
+        for consumer, schema, fits in ((1, BYTES, True), (2, ANY, True), (3, STRING, False)):
+            answer = await peer.subscribe(consumer, subscription=f"s{consumer}", schema=schema)
+            assert (answer.type == Type.SUCCESS) is fits
+        other = "persistent://public/default/text"
+        await peer.lookup(other)
+        await peer.produce(4, other, schema=STRING)
+        refused = await peer.ask("producer", topic=other, producer_id=5, schema=BYTES)
+        assert code_of(refused) == WireCode.INCOMPATIBLE_SCHEMA
 
 
 async def test_a_consumer_must_be_able_to_read(tmp_path: Path) -> None:
@@ -217,7 +239,7 @@ async def test_get_or_create_is_a_producer_without_one(tmp_path: Path) -> None:
 
         assert (await ask(STRING)).error_code == WireCode.TOPIC_NOT_FOUND
         await peer.produce()
-        assert not (await ask(wire(SchemaType.NONE))).schema_version
+        assert not (await ask(BYTES)).schema_version
         for schema, version in ((avro(A), 0), (avro(A, B_OPTIONAL), 1), (avro(A), 0)):
             assert (await ask(schema)).schema_version == version_bytes(version)
         for bad in (avro(A, C), STRING, ANY, wire(SchemaType.AVRO, b"{")):
