@@ -122,6 +122,10 @@ class Driver:
         """A client of its own connections."""
         return Client(self, self.call("client.create", url=url, **options))
 
+    def typed_kinds(self) -> list[str]:
+        """Types of schemas with which the client itself encodes and decodes values."""
+        return list(self.call("typed.kinds"))
+
     def log_tail(self) -> str:
         """The end of the foreign client's own log."""
         return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
@@ -212,6 +216,35 @@ class Client(_Remote):
 
     def partitions(self, topic: str) -> list[str]:
         return list(self.call("partitions", topic=topic))
+
+    # Values of the client's own encoders, as texts: see `typed_kinds`.
+
+    def publish_typed(self, topic: str, kind: str, *, batching: bool = False) -> list[str]:
+        """Publish some values of a kind with the client's own schema; which."""
+        return self._typed("publish", topic=topic, kind=kind, batching=batching)
+
+    def read_typed(self, topic: str, kind: str, count: int) -> list[str]:
+        """The first values of a topic, decoded by that schema."""
+        return self._typed("read", topic=topic, kind=kind, **_patient(count))
+
+    def read_any(self, topic: str, count: int) -> list[str]:
+        """The same, decoded by the schema that the topic has (Java)."""
+        return self._typed("any", topic=topic, **_patient(count))
+
+    def copy_any(self, topic: str, count: int) -> None:
+        """Publish the payloads of the first messages again, by whatever schema the topic has
+        (Java)."""
+        assert (
+            self.driver.call("typed.copy", handle=self.handle, topic=topic, **_patient(count))
+            == count
+        )
+
+    def _typed(self, operation: str, **fields: Any) -> list[str]:
+        return list(self.driver.call(f"typed.{operation}", handle=self.handle, **fields))
+
+
+def _patient(count: int) -> dict[str, int]:
+    return {"count": count, "timeout_ms": int(RECEIVE_S * 1000)}
 
 
 class Transaction(_Remote):

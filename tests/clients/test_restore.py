@@ -4,10 +4,7 @@ nothing acknowledged is lost, ids still increase."""
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +16,16 @@ from dev.server_process import ServerProcess
 from dev.testbed.cluster import LEASE_S, Cluster, wait_for
 from dev.testbed.rest import Admin
 from magnetar.client import Client, Watermark
-from magnetar.metadata import keys
-from magnetar.metadata.backends.etcd import EtcdStore
-from magnetar.metadata.records import BackupReportRecord
 from tests.clients.conftest import QUIET
 from tests.clients.load import Load
+from tests.clients.lost_metadata import (
+    EXIT_S,
+    copied,
+    destroy_etcd,
+    empty_etcd,
+    metadata,
+    places_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -33,26 +35,9 @@ PAYLOAD = b"x" * (48 << 10)
 """As many of these as fill a log file and a half, so that files roll, chains are shortened and
 manifests change."""
 RECEIVE_MS = 120_000
-EXIT_S = 240
 PAUSE_S_MAX = 15.0
 """What docs/restore.md promises; about one second on a quiet machine."""
 Id = tuple[int, int]
-
-
-def metadata(*arguments: str, succeeds: bool = True) -> str:
-    """Run `magnetar metadata ...`; what it printed."""
-    command = [sys.executable, "-m", "magnetar", "metadata", *arguments]
-    environment = {**os.environ, "NO_COLOR": "1"}
-    found = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=EXIT_S, env=environment
-    )
-    assert (found.returncode == 0) is succeeds, (
-        arguments,
-        found.returncode,
-        found.stdout,
-        found.stderr,
-    )
-    return found.stdout + found.stderr
 
 
 def number_of(message: pulsar.Message) -> int:
@@ -169,34 +154,6 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
         cluster.stop()
 
 
-def copied(cluster: Cluster, since_ms: int) -> bool:
-    """Whether the copy that brokers made last was made or found current since then."""
-    found: list[bool] = []
-
-    async def look(store: EtcdStore) -> None:
-        report = await store.get(keys.BACKUP_REPORT)
-        current_ms = BackupReportRecord.decode(report.value).current_ms if report is not None else 0
-        found.append(current_ms >= since_ms)
-
-    cluster._with_store(look)
-    return found[-1]
-
-
-def destroy_etcd(cluster: Cluster) -> None:
-    """Everything is killed, and etcd's data is gone."""
-    for broker in cluster.brokers.values():
-        broker.kill()
-    empty_etcd(cluster)
-
-
-def empty_etcd(cluster: Cluster) -> None:
-    """Etcd is killed, its data is gone, and an empty one answers instead."""
-    [etcd] = cluster.members
-    etcd.kill()
-    shutil.rmtree(cluster.directory / "etcd-0" / "data")
-    etcd.start()
-
-
 @pytest.mark.etcd
 @pytest.mark.parametrize("way", ["backup", "kept copy", "storage alone"])
 def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> None:
@@ -204,12 +161,11 @@ def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> N
     copy; from storage alone."""
     cluster = running_cluster
     cluster.repair()
-    store = cluster.members[0].endpoint.replace("http://", "etcd://")
-    volume, copy = str(cluster.directory / "volume"), cluster.directory / "backup"
+    where, copy = places_of(cluster), cluster.directory / "backup"
     record = Record(way.replace(" ", "-"))
     record.publish(cluster.service_url, 5)
     record.acknowledge(cluster.service_url, 2)
-    metadata("backup", str(copy), "--store", store)
+    metadata("backup", str(copy), *where[:2])
     for topic in record.topics[:2]:
         cluster.unload(topic)
     wait_for(
@@ -228,7 +184,6 @@ def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> N
     wait_for("a broker refuses the empty store", lambda: not refused.running, EXIT_S)
     assert "magnetar metadata rebuild" in refused.log_tail()
 
-    where = ("--store", store, "--volume", volume)
     match way:
         case "backup":
             printed = metadata("restore", str(copy), *where)
@@ -276,8 +231,7 @@ def test_watermarks_survive_a_destroyed_etcd(running_cluster: Cluster) -> None:
 
     asyncio.run(assert_one())
     destroy_etcd(cluster)
-    store = cluster.members[0].endpoint.replace("http://", "etcd://")
-    where = ("--store", store, "--volume", str(cluster.directory / "volume"))
+    where = places_of(cluster)
     metadata("rebuild", "--without-copy", *where)
     cluster.repair()
     asyncio.run(see_it())

@@ -57,6 +57,7 @@ type request struct {
 	Properties map[string]string `json:"properties"`
 	Keys       *keys             `json:"keys"`
 	Schema     *schemaFields     `json:"schema"`
+	Kind       string            `json:"kind"`
 
 	producerFields
 	consumerFields
@@ -284,6 +285,7 @@ func main() {
 	registerConsumers()
 	registerReaders()
 	registerTransactions()
+	registerTyped()
 	input := bufio.NewScanner(os.Stdin)
 	input.Buffer(make([]byte, 64<<10), maxRequestBytes)
 	var output sync.Mutex

@@ -65,10 +65,14 @@ func createReader(r *request) (any, error) {
 }
 
 func read(r *request) (any, error) {
-	reader := find[pulsar.Reader](r)
+	return readUpTo(r, find[pulsar.Reader](r), func(message pulsar.Message) (object, error) { return describeMessage(r, message, 0) })
+}
+
+// readUpTo reads as many messages as the request counts, or fewer when its time is over, and shows each.
+func readUpTo[T any](r *request, reader pulsar.Reader, show func(pulsar.Message) (T, error)) ([]T, error) {
 	limited, cancel := context.WithTimeout(context.Background(), milliseconds(r.TimeoutMs, 0))
 	defer cancel()
-	messages := []object{}
+	messages := []T{}
 	for len(messages) < max(r.Count, 1) {
 		message, err := reader.Next(limited)
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -76,11 +80,11 @@ func read(r *request) (any, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		described, err := describeMessage(r, message, 0)
+		shown, err := show(message)
 		if err != nil {
 			return nil, err
 		}
-		messages = append(messages, described)
+		messages = append(messages, shown)
 	}
 	return messages, nil
 }

@@ -62,6 +62,7 @@ public final class Main {
         Consumers.register(OPERATIONS);
         Readers.register(OPERATIONS);
         Transactions.register(OPERATIONS);
+        Typed.register(OPERATIONS);
     }
 
     private Main() {}
