@@ -47,7 +47,7 @@ READ_OPTIONS = (
     Option("tokenFile", "", "file with a super user's token, where brokers have authentication; on the driver"),
     Option("roll", "true", "have brokers seal what they have acknowledged; `false` reads what is sealed"),
     Option("rows", MESSAGES, f"`{MESSAGES}`, or `{ENTRIES}` as brokers store them"),
-    Option("value", BYTES, f"`{BYTES}`, or `{SCHEMA}`: columns of the topic's schema (Avro, JSON, primitive)"),
+    Option("value", BYTES, f"`{BYTES}`, or `{SCHEMA}`: columns of the topic's schema (Avro, JSON, primitive, KeyValue)"),
     Option("readCompacted", "false", "`true`: of what was compacted the latest message of each key, and all that came later; not for streams"),
     Option("columns", "all", "columns to read, separated by commas: fewer cost less"),
     Option("startingPosition", EARLIEST, "first entry that is read: `ledger:entry`, `earliest`, `latest`, or JSON by partition"),

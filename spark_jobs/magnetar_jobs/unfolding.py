@@ -167,6 +167,8 @@ class _Columns:
         self.values.append(None if own.null_value else value)
         pairs = own.properties
         self.properties.append([(pair.key, pair.value) for pair in pairs] if pairs else [])
+        if pairs or key is not None:
+            self.size += own.ByteSize()
         self.publishes.append(_micros(shared.publish_time))
         self.events.append(_micros(own.event_time) if own.event_time else None)
         self.producers.append(shared.producer_name)

@@ -1,7 +1,7 @@
 """Values of a topic as its schema says.
 
 Owns: `TopicValues`, the schemas that a task needs, and `ValueDecoder`, which turns payloads of Arrow
-batches into columns. Imports: pyarrow, errors, schemas, value_types, topic_options. Invariants: a
+batches into columns. Imports: pyarrow, errors, schemas, pair_types, value_types, topic_options. Invariants: a
 payload is read with the version that it was written with, and becomes a value of one version for the
 whole query; one that cannot be read costs its own row or the query, as the options say.
 """
@@ -19,11 +19,12 @@ from magnetar.errors import CorruptData, InvalidRequest
 from magnetar.schemas.history import History
 from magnetar.schemas.types import Schema
 from magnetar_jobs.cluster import shown
+from magnetar_jobs.pair_types import PairType, type_of
 from magnetar_jobs.topic_options import NAME
-from magnetar_jobs.value_types import Column, NotAColumn, Read, ValueType
+from magnetar_jobs.value_types import Column, MessageRead, NotAColumn
 
 SCHEMA_VERSION = "schema_version"
-NEEDED = ("value", SCHEMA_VERSION, "ledger", "entry")
+NEEDED = ("key", "value", SCHEMA_VERSION, "ledger", "entry")
 """Columns of the batches that are decoded."""
 SLICE_BYTES = 1 << 20
 """Of payloads that are Python objects at once: they take up to forty times as much."""
@@ -43,7 +44,7 @@ class TopicValues:
         versions = {found.version: found.schema for found in history.versions if not found.deleted}
         for found in reversed(history.live):
             try:
-                column = ValueType.of(found.schema).column
+                column = type_of(found.schema).column
             except NotAColumn as error:
                 if not type_name:
                     raise InvalidRequest(
@@ -64,7 +65,7 @@ class TopicValues:
 
     @property
     def column(self) -> Column:
-        return ValueType.of(self.versions[self.wanted]).column
+        return type_of(self.versions[self.wanted]).column
 
 
 class ValueDecoder:
@@ -72,8 +73,8 @@ class ValueDecoder:
 
     def __init__(self, values: TopicValues, *, skip: bool) -> None:
         self._values, self._skip = values, skip
-        self._type = ValueType.of(values.versions[values.wanted])
-        self._readers: dict[int, Read] = {}
+        self._type = type_of(values.versions[values.wanted])
+        self._readers: dict[int, MessageRead] = {}
 
     def decoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with a column `value` of the schema. Raises CorruptData."""
@@ -94,12 +95,15 @@ class ValueDecoder:
         versions: list[int | None],
         good: list[bool],
     ) -> pa.Array:
+        payloads = batch["value"].slice(low, high - low).to_pylist()
+        pairs = isinstance(self._type, PairType)
+        keys = batch["key"].slice(low, high - low).to_pylist() if pairs else [None] * len(payloads)
         values = []
-        for row, payload in enumerate(batch["value"].slice(low, high - low).to_pylist()):
+        for row, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
             value = None
-            if payload is not None:
+            if payload is not None or pairs:
                 try:
-                    value = self._read(versions[row])(payload)
+                    value = self._read(versions[row])(key, payload)
                 except Exception as error:  # whatever a payload may cause is its own
                     good[low + row] = self._passed_over(batch, low + row, versions[row], error)
             values.append(value)
@@ -123,7 +127,7 @@ class ValueDecoder:
             good[row] = self._passed_over(batch, row, version, error)
             return pa.nulls(1, self._type.column.arrow)
 
-    def _read(self, version: int | None) -> Read:
+    def _read(self, version: int | None) -> MessageRead:
         """Without a version it was written with that of the query."""
         number = version if version is not None else self._values.wanted
         found = self._readers.get(number)
@@ -131,7 +135,7 @@ class ValueDecoder:
             found = self._readers[number] = self._reader(number)
         return found
 
-    def _reader(self, number: int) -> Read:
+    def _reader(self, number: int) -> MessageRead:
         """Once for each version, also if nothing of it can be read."""
         written = self._values.versions.get(number)
         try:
@@ -156,8 +160,8 @@ class ValueDecoder:
         ) from error
 
 
-def _refusing(reason: str) -> Read:
-    def read(_payload: bytes) -> NoReturn:
+def _refusing(reason: str) -> MessageRead:
+    def read(_key: bytes | None, _payload: bytes | None) -> NoReturn:
         raise NotAColumn(reason)
 
     return read

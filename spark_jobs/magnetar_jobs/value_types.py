@@ -13,7 +13,7 @@ import base64
 import io
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -31,6 +31,9 @@ PARTS_MAX = 10_000
 """Of a definition: named types that have each other twice double with each level."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Read = Callable[[bytes], Any]
+"""Of a payload."""
+MessageRead = Callable[[bytes | None, bytes | None], Any]
+"""Of a message's key and payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +197,15 @@ def column_of(kind: Any, path: str = "value") -> Column:
         return Column(f"map<string,{values.sql}>", pa.map_(pa.string(), values.arrow))
     if of != "record" or not kind["fields"]:
         raise NotAColumn(f"{path} has nothing in it")
-    fields = [
-        (field["name"], column_of(field["type"], f"{path}.{field['name']}"))
-        for field in kind["fields"]
-    ]
+    return arrow_struct(
+        [
+            (field["name"], column_of(field["type"], f"{path}.{field['name']}"))
+            for field in kind["fields"]
+        ]
+    )
+
+
+def arrow_struct(fields: Sequence[tuple[str, Column]]) -> Column:
     sql = ",".join(f"`{name}`:{column.sql}" for name, column in fields)
     return Column(f"struct<{sql}>", pa.struct([(name, column.arrow) for name, column in fields]))
 
@@ -214,16 +222,21 @@ class ValueType:
     _definition: Definition | None = None
 
     @staticmethod
-    def of(schema: Schema) -> ValueType:
-        """Raises NotAColumn."""
+    def of(schema: Schema, path: str = "value") -> ValueType:
+        """Raises NotAColumn, which names fields below `path`."""
         if schema.type in _PRIMITIVES:
             return ValueType(_PRIMITIVES[schema.type][0], schema.type)
         if schema.type not in (SchemaType.AVRO, SchemaType.JSON):
             raise NotAColumn(f"a schema of type {schema.type.name} has no columns")
         definition = Definition(schema.data)
-        return ValueType(column_of(definition.root), schema.type, definition)
+        return ValueType(column_of(definition.root, path), schema.type, definition)
 
-    def reader(self, written: Schema) -> Read:
+    def reader(self, written: Schema) -> MessageRead:
+        """As `payload_reader`, of messages: a null value is null."""
+        read = self.payload_reader(written)
+        return lambda _key, payload: None if payload is None else read(payload)
+
+    def payload_reader(self, written: Schema) -> Read:
         """Reads payloads that were written with another version. Raises NotAColumn if none can be
         read as this one."""
         if written.type is not self._kind:
@@ -370,6 +383,7 @@ def _milliseconds(data: bytes) -> datetime:
 
 
 _PRIMITIVES: dict[SchemaType, tuple[Column, Read]] = {
+    SchemaType.NONE: (_PRIMITIVE_COLUMNS["bytes"], bytes),
     SchemaType.STRING: (_PRIMITIVE_COLUMNS["string"], bytes.decode),
     SchemaType.BOOLEAN: (_PRIMITIVE_COLUMNS["boolean"], _boolean),
     SchemaType.INT8: (Column("tinyint", pa.int8()), _unpacked(">b")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dev.server_process import ServerProcess
+from dev.testbed.foreign import Driver
 from dev.testbed.rest import Admin
 from magnetar.client import AvroSchema, Client, JsonSchema
 from magnetar_jobs.topic_source import MagnetarDataSource
@@ -107,6 +109,32 @@ def test_topics_of_one_query_have_one_schema(
     assert alike.select("value.celsius").count() == 2
     with pytest.raises(Exception, match="read topics of other schemas by queries of their own"):
         load(spark, given(server, f"{topic}-0,{topic}-2", value="schema"))
+
+
+@pytest.mark.parametrize("encoding", ["INLINE", "SEPARATED"])
+def test_pairs_of_javas_client_are_columns(
+    spark: SparkSession, server: ServerProcess, topic: str, tmp_path: Path, encoding: str
+) -> None:
+    """A key and a record, together in the payload or the key in the message's, in batches and
+    alone; a pair without a value keeps its key."""
+    kind = f"KEY_VALUE_{encoding}"
+    asyncio.run(publish(server, topic, []))
+    with closing(Driver("java", tmp_path)) as driver:
+        java = driver.client(server.service_url)
+        for batching in (False, True):
+            java.publish_typed(topic, kind, batching=batching)
+    frame = load(spark, given(server, topic, value="schema"))
+    record = "struct<age:bigint,name:string,tags:array<string>>"
+    assert dict(frame.dtypes)["value"] == f"struct<key:string,value:{record}>"
+    found = frame.orderBy("ledger", "entry", "batch_index").select("value.*").collect()
+    first, second = ("k", (41, "Åse", ["a", ""])), ("ü", (-1, "", []))
+    assert [(row.key, row.value and tuple(row.value)) for row in found] == [
+        first,
+        second,
+        ("gone", None),
+    ] * 2
+    alone = load(spark, given(server, topic, value="schema", columns="value"))
+    assert alone.groupBy("value.key").count().count() == 3
 
 
 def test_what_has_no_columns_is_named(

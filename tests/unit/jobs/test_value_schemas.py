@@ -32,6 +32,7 @@ def history(*schemas: Schema | None) -> History:
 def batch_of(*rows: tuple[bytes | None, int | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {
+            "key": pa.nulls(len(rows), pa.binary()),
             "value": pa.array([value for value, _ in rows], pa.binary()),
             SCHEMA_VERSION: pa.array([version for _, version in rows], pa.int64()),
             "ledger": pa.array([17] * len(rows), pa.int64()),
