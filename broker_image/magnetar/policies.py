@@ -8,7 +8,7 @@ topic's policy wins over its namespace's, which wins over the broker's default; 
 for every maximum and every rate.
 
 To add a policy: its shape in `policy_shapes`; a field of `Policies` and a row of `READERS` here; a row of `BOTH_LEVELS`,
-`NAMESPACE_POLICIES` or `TOPIC_POLICIES` in `broker.routes.policies`; a field of `Policies` in
+`NAMESPACE_POLICIES` or `TOPIC_POLICIES` in `broker.routes.policy_table`; a field of `Policies` in
 `resources.namespace_policies`, which gives a TopicNamespace the field; its effect, at
 `TopicHost.refresh_policies` or as work of `broker.upkeep.expiry`. `make crds` then writes the
 definitions and docs/reference. Tests: `tests/unit/test_policies.py`,

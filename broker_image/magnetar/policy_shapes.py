@@ -1,7 +1,7 @@
 """How Pulsar's JSON of each policy looks.
 
-Owns: `SHAPES`, by the key in the record of a namespace or topic; what `canonical` makes of a value.
-Imports: shapes, errors. Pure. Source: the classes of Pulsar's admin API that its mapper reads these
+Owns: `SHAPES`, by the key in the record of a namespace or topic; what `canonical` makes of a value;
+`UNSET_POLICIES`. Imports: shapes, errors. Pure. Source: the classes of Pulsar's admin API that its mapper reads these
 policies into, with their defaults. Invariants: every key that may be stored has a shape; a value is
 stored in one form, which `GET` returns and `magnetar.policies` reads.
 """
@@ -177,3 +177,41 @@ def canonical(key: str, value: Any) -> Any:
     """A policy in its one form; None is one that is not set. Raises InvalidRequest."""
     shape = SHAPES.get(key)
     return value if shape is None else shape.read(key, value)
+
+
+RATES = frozenset(
+    {
+        "publishMaxMessageRate",
+        "topicDispatchRate",
+        "subscriptionDispatchRate",
+        "replicatorDispatchRate",
+        "clusterDispatchRate",
+        "clusterSubscribeRate",
+    }
+)
+"""Policies that `Policies` holds once per cluster."""
+UNSET_POLICIES: Mapping[str, Any] = MappingProxyType(
+    {
+        "auth_policies": {
+            "namespace_auth": {},
+            "destination_auth": {},
+            "subscription_auth_roles": {},
+        },
+        "allowed_clusters": [],
+        "backlog_quota_map": {},
+        **{key: {} for key in sorted(RATES)},
+        "latency_stats_sample_rate": {},
+        "deleted": False,
+        "encryption_required": False,
+        "subscription_auth_mode": "None",
+        "offload_threshold": -1,
+        "offload_threshold_in_seconds": -1,
+        "schema_compatibility_strategy": "UNDEFINED",
+        "is_allow_auto_update_schema": True,
+        "schema_validation_enforced": False,
+        "subscription_types_enabled": [],
+        "properties": {},
+        "migrated": False,
+    }
+)
+"""What Pulsar's `Policies` shows of policies that are not set, but for the clusters."""

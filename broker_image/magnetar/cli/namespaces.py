@@ -15,14 +15,21 @@ from magnetar.cli.failures import WrongUsage
 from magnetar.cli.names import namespace_of, pairs_of
 from magnetar.cli.rest import create_namespace, namespace_path
 from magnetar.cli.session import Session, connected, group
+from magnetar.policy_shapes import UNSET_POLICIES
 
 Namespace = Annotated[str, typer.Argument(help="tenant/namespace.")]
 OWNERS = "/magnetar/v1/namespaces/owners"
 NOT_POLICIES = ("bundles", "auth_policies", "replication_clusters")
 
+
 namespaces = group("List, create, delete namespaces; their policies.")
 policies = group("Policies of a namespace: get, set.")
 namespaces.add_typer(policies, name="policies")
+
+
+def _is_set(key: str, value: Any) -> bool:
+    """Whether it is a policy with another value than one that was never set."""
+    return key not in NOT_POLICIES and value != UNSET_POLICIES.get(key)
 
 
 @namespaces.command("list")
@@ -39,7 +46,7 @@ def list_(
         name for owner in tenants for name in session.rest.get(f"/admin/v2/namespaces/{owner}")
     ]:
         found = session.rest.get(f"/admin/v2/namespaces/{name}")
-        chosen = {key: value for key, value in found.items() if key not in NOT_POLICIES}
+        chosen = {key: value for key, value in found.items() if _is_set(key, value)}
         rows.append(
             {
                 "namespace": name,
@@ -142,9 +149,7 @@ def get(
     name = namespace_of(namespace)
     found: dict[str, Any] = session.rest.get(namespace_path(name))
     chosen = {
-        key: value
-        for key, value in found.items()
-        if key == policy or (not policy and key not in NOT_POLICIES)
+        key: value for key, value in found.items() if policy in ("", key) and _is_set(key, value)
     }
     nothing = f"{policy} is not set for {name}" if policy else f"no policy is set for {name}"
     session.screen.show(

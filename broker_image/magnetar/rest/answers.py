@@ -263,8 +263,8 @@ async def shaped(request: Request, field: str, shape: Shape) -> Any:
 
 
 def answer(value: Any) -> Response:
-    """`value` as JSON; None as 204, which clients take for "not set"."""
-    return Response(status_code=NO_CONTENT) if value is None else JSONResponse(value)
+    """`value` as JSON; None as no body, which clients take for "not set"."""
+    return Response() if value is None else JSONResponse(value)
 
 
 def strings_of(field: str, found: Any) -> dict[str, str]:

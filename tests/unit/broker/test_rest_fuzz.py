@@ -26,7 +26,7 @@ from fastapi.routing import APIRoute
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.routes.application import create_application
-from magnetar.broker.routes.policies import NAMESPACE_POLICIES, TOPIC_POLICIES
+from magnetar.broker.routes.policy_table import NAMESPACE_POLICIES, TOPIC_POLICIES
 from tests.support.brokers import Peer, Type, open_peer, running_broker
 from tests.support.namespaces import FULL
 from tests.support.rest import Process, rest_over

@@ -270,6 +270,10 @@ class Brokers:
             "numProducers": load.producers,
             "numConsumers": load.consumers,
             "bundles": bundles,
+            "lastBundleGains": [],
+            "lastBundleLosses": [],
+            "protocols": {},
+            "advertisedListeners": {},
         }
 
     async def broker_topics(self) -> dict[str, Any]:

@@ -44,6 +44,11 @@ class Clusters:
         return {
             "serviceUrl": self._site.broker.context.http_url,
             "brokerServiceUrl": self._site.broker.service_url,
+            "brokerClientTlsEnabled": False,
+            "tlsAllowInsecureConnection": False,
+            "brokerClientTlsEnabledWithKeyStore": False,
+            "brokerClientTlsTrustStoreType": "JKS",
+            "brokerClientTlsKeyStoreType": "JKS",
         }
 
     async def check(self, name: str, refusal: type[MagnetarError] = PreconditionFailed) -> None:

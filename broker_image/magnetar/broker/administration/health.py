@@ -121,7 +121,8 @@ def _found(url: str, http_url: str, url_tls: str, http_url_tls: str) -> dict[str
         "brokerUrlTls": url_tls,
         "httpUrlTls": http_url_tls,
     }
-    return {name: address for name, address in found.items() if address}
+    # The last one is what clients before 2.0 called brokerUrlTls.
+    return {name: address for name, address in found.items() if address} | {"brokerUrlSsl": url_tls}
 
 
 def _broker_row(views: ClusterViews, identifier: str, record: IncarnationRecord) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magnetar.broker.administration.site import Site
+from magnetar.broker.administration.statistics import message_id
 from magnetar.broker.administration.subscriptions import no_subscription
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.topic_host import TopicHost
@@ -29,7 +30,7 @@ from magnetar.errors import (
     UnsupportedCommand,
 )
 from magnetar.names import TopicName
-from magnetar.topics.ledgers import EARLIEST
+from magnetar.topics.ledgers import EARLIEST, Position
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
 from magnetar.wire.entries import Entry, readable_entry, uncompressed
@@ -65,6 +66,7 @@ class FoundMessage:
 
 
 TRY_PARTITION = ", please try do it on specific topic partition"
+TRY_EXAMINE = ", please try examine message on specific topic partition"
 
 
 class Messages:
@@ -106,7 +108,7 @@ class Messages:
             raise InvalidRequest(
                 f"initialPosition: {origin!r} is not known; use earliest or latest"
             )
-        host = await self._readable(topic, "Examine messages", TRY_PARTITION)
+        host = await self._readable(topic, "Examine messages", TRY_EXAMINE)
         first, end = host.core.ledgers.first, host.core.ledgers.end
         if first == end:
             raise InUse(
@@ -138,7 +140,7 @@ class Messages:
         else:
             ledger, entry = ledgers.last_position
             entry += ledger >= 0
-        return {"ledgerId": ledger, "entryId": entry, "partitionIndex": host.partition}
+        return message_id(Position(ledger, entry), host.partition)
 
     async def backlog_size(self, topic: TopicName, position: tuple[int, int]) -> int:
         """About how many bytes follow `position`."""

@@ -36,19 +36,9 @@ from magnetar.metadata.records import (
 from magnetar.metadata.store import Compare, Delete
 from magnetar.names import CLUSTER_NAME, NamespaceName, TopicName
 from magnetar.policies import checked
+from magnetar.policy_shapes import RATES, UNSET_POLICIES
 from magnetar.rest.answers import check_named
 
-RATES = frozenset(
-    {
-        "publishMaxMessageRate",
-        "topicDispatchRate",
-        "subscriptionDispatchRate",
-        "replicatorDispatchRate",
-        "clusterDispatchRate",
-        "clusterSubscribeRate",
-    }
-)
-"""Policies that `Policies` holds once per cluster."""
 DELETION_RETRY_S = 0.1
 R = TypeVar("R", NamespaceRecord, TenantRecord)
 
@@ -94,11 +84,7 @@ class Namespaces:
         record = await self._site.namespace_record(name)
         boundaries = [f"0x{boundary:08x}" for boundary in record.boundaries]
         return {
-            "auth_policies": {
-                "namespace_auth": {},
-                "destination_auth": {},
-                "subscription_auth_roles": {},
-            },
+            **UNSET_POLICIES,
             "replication_clusters": [CLUSTER_NAME],
             **{key: _by_cluster(key, value) for key, value in record.policies.items()},
             "bundles": {"boundaries": boundaries, "numBundles": len(boundaries) - 1},

@@ -396,6 +396,44 @@ def internal_stats(host: TopicHost) -> dict[str, Any]:
     }
 
 
+def internal_info(host: TopicHost) -> dict[str, Any]:
+    """ManagedLedgerInfo of a topic served here, without times of changes, which are not kept."""
+    core = host.core
+    found: dict[str, Any] = {
+        "version": 1,
+        "creationDate": iso8601(core.created_ms),
+        "ledgers": [
+            {
+                "ledgerId": ledger["ledgerId"],
+                "entries": ledger["entries"],
+                "size": ledger["size"],
+                "isOffloaded": False,
+            }
+            for ledger in _ledgers(core)
+        ],
+        "cursors": {
+            name: {
+                "version": 0,
+                "cursorsLedgerId": -1,
+                "markDelete": _place(subscription.core.cursor.mark_delete_position),
+            }
+            for name, subscription in host.subscriptions.items()
+        },
+    }
+    if core.terminated is not None:
+        found["terminatedPosition"] = _place(core.terminated)
+    return found
+
+
+def _place(position: Position) -> dict[str, int]:
+    return {"ledgerId": position.ledger, "entryId": position.entry}
+
+
+def message_id(position: Position, partition: int) -> dict[str, Any]:
+    """MessageIdImpl of an entry."""
+    return {**_place(position), "partitionIndex": partition, "batchSize": 0, "batchIndex": -1}
+
+
 def _ledgers(core: Topic) -> list[dict[str, Any]]:
     """LedgerInfo of each ledger that has entries, of the last one if none has. Bytes are estimated
     where a ledger ends between two marks of age; together they are those of the topic."""

@@ -19,7 +19,9 @@ from magnetar.broker.administration.site import Site
 from magnetar.broker.administration.statistics import (
     ALL,
     Wanted,
+    internal_info,
     internal_stats,
+    message_id,
     read_earliest,
     topic_stats,
 )
@@ -41,7 +43,6 @@ from magnetar.errors import (
 from magnetar.metadata import keys
 from magnetar.metadata.records import TopicPoliciesRecord
 from magnetar.names import NamespaceName, TopicName
-from magnetar.topics.ledgers import Position
 from magnetar.wire.entries import readable_entry
 
 _FURTHEST_FIRST = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
@@ -202,6 +203,24 @@ class Topics:
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
         return internal_stats(await self._site.host(topic))
 
+    async def internal_info(self, topic: TopicName) -> dict[str, Any]:
+        """What is stored of a topic, or of each partition that was ever used. Raises
+        TopicNotFound."""
+        if topic.partition >= 0 or not await self._site.broker.service.partitions(topic):
+            return internal_info(await self._site.host(topic))
+
+        async def one(part: TopicName) -> dict[str, Any] | None:
+            try:
+                return await self.internal_info(part)
+            except TopicNotFound:
+                return None
+
+        found = await self._site.on_each(topic, one, "GET", "/internal-info")
+        return {
+            "version": 0,
+            "partitions": {str(part): info for part, info in found.items() if info is not None},
+        }
+
     async def partitioned_stats(
         self, topic: TopicName, per_partition: bool, wanted: Wanted = ALL
     ) -> dict[str, Any]:
@@ -248,7 +267,7 @@ class Topics:
         await self._site.refuse_partitioned(topic)
         host = await self._site.host(topic)
         position, entry = await host.reader.last_message(read_compacted=False)
-        found = _message_id(position, host.partition)
+        found = message_id(position, host.partition)
         if entry is not None:
             parsed = readable_entry(entry)
             if parsed is not None and parsed.batched:
@@ -267,7 +286,7 @@ class Topics:
                 f"use {topic.local}/terminate/partitions",
             )
         host = await self._site.host(topic)
-        return _message_id(await host.terminate(), host.partition)
+        return message_id(await host.terminate(), host.partition)
 
     async def terminate_partitions(self, topic: TopicName) -> dict[str, Any]:
         """Terminate every partition; the last message ids by partition number. Raises
@@ -385,7 +404,3 @@ def _refuse_clients(topic: TopicName, producers: int, consumers: Mapping[str, in
             f"{topic} has consumers connected to {', '.join(names[:5])}: close them first or "
             "force it",
         )
-
-
-def _message_id(position: Position, partition: int) -> dict[str, Any]:
-    return {"ledgerId": position.ledger, "entryId": position.entry, "partitionIndex": partition}

@@ -1,23 +1,28 @@
 """Routes of policies.
 
-Owns: the table of policies under `/admin/v2/namespaces/T/N/<name>` and
-`/admin/v2/persistent/T/N/topic/<name>`, and the few routes that a row of it cannot say (quotas by
-type, properties by key). Imports: FastAPI, administration, policies. Source: names and JSON of
-Pulsar's admin API. Invariants: one row per policy; what was PUT or POSTed is checked before it is
-stored, durable when 204 is answered, and returned as it came; GET of a policy that is not set is
-204 unless Pulsar answers with a value.
+Owns: `/admin/v2/namespaces/T/N/<name>` and `/admin/v2/persistent/T/N/topic/<name>` for the rows of
+policy_table, and the few routes that a row cannot say (quotas by type, properties by key). Imports:
+FastAPI, administration, policies, policy_table. Source: Pulsar's admin API. Invariants: what was PUT
+or POSTed is checked before it is stored, durable when 204 is answered, and returned as it came; GET
+of a policy that is not set has no body unless Pulsar answers with a value; with `applied` it is what
+holds for the topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 
 from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.broker.routes.policy_table import (
+    NAMESPACE_POLICIES,
+    NO_QUOTA,
+    TOPIC_POLICIES,
+    PolicyRoute,
+)
 from magnetar.broker.routes.subscriptions import PROPERTIES
 from magnetar.errors import InvalidRequest, PreconditionFailed
 from magnetar.names import NamespaceName, TopicName
@@ -41,125 +46,6 @@ from magnetar.rest.answers import (
 from magnetar.rest.rights import Asked
 
 Target = Callable[..., NamespaceName | TopicName]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyRoute:
-    """One policy: its key in the record, what GET answers while it is not set (None: 204),
-    whether clients send it as bare text, and Pulsar's words for a value out of bounds."""
-
-    key: str
-    unset: Any = None
-    text: bool = False
-    words: str = ""
-
-
-BOTH_LEVELS: Mapping[str, PolicyRoute] = {
-    "retention": PolicyRoute("retention_policies"),
-    "messageTTL": PolicyRoute(
-        "message_ttl_in_seconds",
-        words="Invalid value for message TTL, message TTL must >= 0",
-    ),
-    "persistence": PolicyRoute("persistence"),
-    "maxConsumersPerSubscription": PolicyRoute(
-        "max_consumers_per_subscription", words="maxConsumersPerSubscription must be 0 or more"
-    ),
-    "maxSubscriptionsPerTopic": PolicyRoute(
-        "max_subscriptions_per_topic", words="maxSubscriptionsPerTopic must be 0 or more"
-    ),
-    "publishRate": PolicyRoute("publishMaxMessageRate"),
-    "dispatchRate": PolicyRoute("topicDispatchRate"),
-    "subscriptionDispatchRate": PolicyRoute("subscriptionDispatchRate"),
-    "subscribeRate": PolicyRoute("clusterSubscribeRate"),
-    "replicatorDispatchRate": PolicyRoute("replicatorDispatchRate"),
-    "delayedDelivery": PolicyRoute("delayed_delivery_policies"),
-    "deduplicationSnapshotInterval": PolicyRoute(
-        "deduplicationSnapshotIntervalSeconds", words="interval must be greater than or equal to 0"
-    ),
-    "inactiveTopicPolicies": PolicyRoute("inactive_topic_policies"),
-    "compactionThreshold": PolicyRoute("compaction_threshold"),
-    "watermarks": PolicyRoute("watermarks"),
-    "subscriptionTypesEnabled": PolicyRoute("subscription_types_enabled"),
-    "autoSubscriptionCreation": PolicyRoute("autoSubscriptionCreationOverride"),
-    "offloadPolicies": PolicyRoute("offload_policies"),
-    "replication": PolicyRoute("replication_clusters"),
-    "schemaCompatibilityStrategy": PolicyRoute("schema_compatibility_strategy"),
-    "schemaValidationEnforced": PolicyRoute("schema_validation_enforced"),
-    "entryFilters": PolicyRoute("entryFilters"),
-    "dispatcherPauseOnAckStatePersistent": PolicyRoute(
-        "dispatcherPauseOnAckStatePersistentEnabled"
-    ),
-}
-
-NAMESPACE_POLICIES: Mapping[str, PolicyRoute] = {
-    **BOTH_LEVELS,
-    "deduplication": PolicyRoute("deduplicationEnabled"),
-    "encryptionRequired": PolicyRoute("encryption_required", False),
-    "autoTopicCreation": PolicyRoute("autoTopicCreationOverride"),
-    "maxProducersPerTopic": PolicyRoute(
-        "max_producers_per_topic", words="maxProducersPerTopic must be 0 or more"
-    ),
-    "maxConsumersPerTopic": PolicyRoute(
-        "max_consumers_per_topic", words="maxConsumersPerTopic must be 0 or more"
-    ),
-    # Java's client cannot take null
-    "maxTopicsPerNamespace": PolicyRoute(
-        "max_topics_per_namespace", 0, words="maxTopicsPerNamespace must be 0 or more"
-    ),
-    "maxUnackedMessagesPerConsumer": PolicyRoute(
-        "max_unacked_messages_per_consumer", words="maxUnackedMessagesPerConsumer must be 0 or more"
-    ),
-    "maxUnackedMessagesPerSubscription": PolicyRoute(
-        "max_unacked_messages_per_subscription",
-        words="maxUnackedMessagesPerSubscription must be 0 or more",
-    ),
-    "subscriptionExpirationTime": PolicyRoute(
-        "subscription_expiration_time_minutes",
-        words="Invalid value for subscription expiration time",
-    ),
-    "subscriptionAuthMode": PolicyRoute("subscription_auth_mode", "None"),
-    "subscriptionTypesEnabled": PolicyRoute("subscription_types_enabled", []),
-    "isAllowAutoUpdateSchema": PolicyRoute("is_allow_auto_update_schema", True),
-    "schemaAutoUpdateCompatibilityStrategy": PolicyRoute(
-        "schema_auto_update_compatibility_strategy"
-    ),
-    "schemaCompatibilityStrategy": PolicyRoute("schema_compatibility_strategy", "UNDEFINED"),
-    "schemaValidationEnforced": PolicyRoute("schema_validation_enforced", False),
-    "offloadThreshold": PolicyRoute("offload_threshold", -1),
-    "offloadThresholdInSeconds": PolicyRoute("offload_threshold_in_seconds", -1),
-    "offloadDeletionLagMs": PolicyRoute("offload_deletion_lag_ms"),
-    "antiAffinity": PolicyRoute("anti_affinity", text=True),
-    "persistence/bookieAffinity": PolicyRoute("bookie_affinity"),
-    "migration": PolicyRoute("migration"),
-    "resourcegroup": PolicyRoute("resource_group_name"),
-    "replication": PolicyRoute("replication_clusters", ["standalone"]),
-    "allowedClusters": PolicyRoute("allowed_clusters", []),
-}
-
-TOPIC_POLICIES: Mapping[str, PolicyRoute] = {
-    **BOTH_LEVELS,
-    "maxConsumersPerSubscription": PolicyRoute(
-        "max_consumers_per_subscription", words="Invalid value for maxConsumersPerSubscription"
-    ),
-    "deduplicationSnapshotInterval": PolicyRoute(
-        "deduplicationSnapshotIntervalSeconds", words="interval must be 0 or more"
-    ),
-    "deduplicationEnabled": PolicyRoute("deduplicationEnabled"),
-    "maxProducers": PolicyRoute("max_producers_per_topic", words="maxProducers must be 0 or more"),
-    "maxConsumers": PolicyRoute("max_consumers_per_topic", words="maxConsumers must be 0 or more"),
-    "maxMessageSize": PolicyRoute(
-        "max_message_size",
-        words="topic-level maxMessageSize must be greater than or equal to 0 and must be smaller "
-        "than that in the broker-level",
-    ),
-    "maxUnackedMessagesOnConsumer": PolicyRoute(
-        "max_unacked_messages_per_consumer", words="maxUnackedNum must be 0 or more"
-    ),
-    "maxUnackedMessagesOnSubscription": PolicyRoute(
-        "max_unacked_messages_per_subscription", words="maxUnackedNum must be 0 or more"
-    ),
-}
-
 NamespacePolicy = Annotated[str, Path(json_schema_extra={"enum": list(NAMESPACE_POLICIES)})]
 TopicPolicy = Annotated[str, Path(json_schema_extra={"enum": list(TOPIC_POLICIES)})]
 QUOTAS = "backlog_quota_map"
@@ -235,8 +121,7 @@ def _add_namespace_policies(router: APIRouter, admin: BrokerAdministration) -> N
     async def read(namespace: Namespace, policy: NamespacePolicy) -> Response:
         """Return a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
-        found = (await admin.policies.policies(namespace, applied=False)).get(row.key)
-        return answer(row.unset if found is None else found)
+        return row.answered((await admin.policies.policies(namespace, applied=False)).get(row.key))
 
     @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
@@ -273,11 +158,12 @@ def _add_topic_policies(router: APIRouter, admin: BrokerAdministration) -> None:
         policy: TopicPolicy,
         applied: bool = False,
     ) -> Response:
-        """Return a policy of a topic; with `applied` that of its namespace where it has none."""
+        """Return a policy of a topic; with `applied` that of its namespace, or else what is so
+        without a policy, where it has none."""
         row = TOPIC_POLICIES[policy]
         _refuse_partition(topic)
         found = (await admin.policies.policies(topic, applied=applied)).get(row.key)
-        return answer(row.unset if found is None else found)
+        return row.answered(found, applied=applied)
 
     @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
@@ -337,8 +223,12 @@ def _add_quotas(router: APIRouter, admin: BrokerAdministration, base: str, targe
     @router.get(f"{base}/backlogQuotaMap", operation_id=f"{target.__name__}_quotas")
     async def quotas(request: Request, applied: bool = False) -> dict[str, Any]:
         """Return the backlog quotas by their type."""
-        found = (await admin.policies.policies(_of(request, target), applied=applied)).get(QUOTAS)
-        return dict(found or {})
+        name = _of(request, target)
+        found = (await admin.policies.policies(name, applied=False)).get(QUOTAS) or {}
+        if isinstance(name, NamespaceName) or not applied:
+            return dict(found)
+        of_all = (await admin.policies.policies(name.namespace_name, applied=False)).get(QUOTAS)
+        return {DESTINATION_STORAGE: NO_QUOTA, MESSAGE_AGE: NO_QUOTA, **(of_all or {}), **found}
 
     @router.post(
         f"{base}/backlogQuota",

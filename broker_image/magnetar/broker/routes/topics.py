@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from magnetar.broker.administration.administration import BrokerAdministration
-from magnetar.broker.administration.statistics import Wanted
+from magnetar.broker.administration.statistics import Wanted, message_id
 from magnetar.broker.routes.subscriptions import PROPERTIES
 from magnetar.errors import InvalidRequest, NotOffered, TopicNotFound
 from magnetar.rest.answers import (
@@ -28,6 +28,7 @@ from magnetar.rest.answers import (
 from magnetar.rest.rights import Asked
 from magnetar.shapes import FLAG, INT, Bean
 from magnetar.shapes import PROPERTIES as STRINGS
+from magnetar.topics.ledgers import Position
 
 ONE_TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
 COUNT = {
@@ -172,17 +173,7 @@ def _add_statistics(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/internal-info")
     async def internal_info(topic: Topic) -> dict[str, Any]:
         """Tell what is stored of a topic: ledgers, and where cursors are."""
-        found = await admin.topics.internal_stats(topic)
-        cursors = {
-            name: {"markDelete": cursor["markDeletePosition"]}
-            for name, cursor in found["cursors"].items()
-        }
-        return {
-            "version": 1,
-            "ledgers": found["ledgers"],
-            "terminatedPosition": found.get("terminatedPosition"),
-            "cursors": cursors,
-        }
+        return await admin.topics.internal_info(topic)
 
     @router.get(f"{TOPIC}/partitioned-stats")
     async def partitioned_stats(
@@ -209,11 +200,10 @@ def _add_offloading(router: APIRouter, admin: BrokerAdministration) -> None:
     async def offload_status(topic: Topic) -> dict[str, Any]:
         """Tell that nothing was offloaded."""
         await admin.topics.check_exists(topic)
-        nowhere = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
         return {
             "status": "NOT_RUN",
             "lastError": "",
-            "firstUnoffloadedMessage": {**nowhere, "batchIndex": -1, "batchSize": 0},
+            "firstUnoffloadedMessage": message_id(Position(-1, -1), -1),
         }
 
     @router.put(f"{TOPIC}/offload", status_code=NO_CONTENT)

@@ -359,3 +359,26 @@ async def test_compactions_of_partitions_are_one(tmp_path: Path) -> None:
         "lastCompactionFailedTimestamp": 0,
         "lastCompactionDurationTimeInMills": 30,
     }
+
+
+async def test_internal_info_says_what_is_stored_of_a_topic_and_of_each_partition(
+    tmp_path: Path,
+) -> None:
+    """As Pulsar's ManagedLedgerInfo: ledgers, where cursors are, and where the topic has ended."""
+    async with broker_with_rest(tmp_path) as (_broker, rest, peer):
+        await peer.produce()
+        await peer.subscribe()
+        ids = [await peer.send(b"%d" % number, number) for number in range(2)]
+        place = dict(zip(("ledgerId", "entryId"), ids[-1], strict=True))
+        found = await rest.get(f"{T}/internal-info")
+        assert found["ledgers"][0]["entries"] == 2
+        assert found["cursors"]["s"]["markDelete"] == {**place, "entryId": -1}
+        assert "terminatedPosition" not in found
+        await rest("PUT", f"{TOPICS}/many/partitions", 2)
+        used = "persistent://public/default/many-partition-1"
+        await peer.lookup(used)
+        await peer.produce(2, used)
+        parts = (await rest.get(f"{TOPICS}/many/internal-info"))["partitions"]
+        assert parts[used] == await rest.get(f"{TOPICS}/many-partition-1/internal-info")
+        await rest("POST", f"{T}/terminate", status=200)
+        assert (await rest.get(f"{T}/internal-info"))["terminatedPosition"] == place

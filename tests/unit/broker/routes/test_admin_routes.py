@@ -85,6 +85,8 @@ async def test_messages_are_peeked_at_examined_and_found(tmp_path: Path) -> None
                 "ledgerId": int(ledger),
                 "entryId": found,
                 "partitionIndex": -1,
+                "batchSize": 0,
+                "batchIndex": -1,
             }
         assert (
             await rest(

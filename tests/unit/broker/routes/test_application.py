@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from magnetar.broker.routes.application import create_application
 from magnetar.broker.routes.pages import add_docs
-from magnetar.broker.routes.policies import NAMESPACE_POLICIES, TOPIC_POLICIES
+from magnetar.broker.routes.policy_table import NAMESPACE_POLICIES, TOPIC_POLICIES
 from magnetar.errors import (
     InvalidRequest,
     NotOwner,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.routes.policies import NAMESPACE_POLICIES, TOPIC_POLICIES
+from magnetar.broker.routes.policy_table import NAMESPACE_POLICIES, NO_QUOTA, TOPIC_POLICIES
 from magnetar.clock import SystemClock
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.names import NamespaceName
-from magnetar.policies import BacklogQuota
-from magnetar.policy_shapes import DESTINATION_STORAGE, REFUSE
+from magnetar.policies import NO_RATE, BacklogQuota, Policies, effective, readable
+from magnetar.policy_shapes import DESTINATION_STORAGE, REFUSE, UNSET_POLICIES
 from tests.support.brokers import SETTINGS, TOPIC, Node, Peer, open_peer, running_broker, volume_in
 from tests.support.rest import NAMESPACE, TOPICS, Rest, broker_with_rest, rest_over
 
@@ -110,7 +110,7 @@ async def play(directory: Path, script: Script, **settings: Any) -> None:
 
 async def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path) -> None:
     """PUT and POST set, GET returns what was given, DELETE brings back what an unset policy
-    answers: a value or 204."""
+    answers: a value or no body."""
 
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await peer.produce()
@@ -128,9 +128,56 @@ async def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path:
                 await rest("DELETE", f"{base}/{name}")
                 found = await rest.ask("GET", f"{base}/{name}")
                 if row.unset is None:
-                    assert (found.status_code, found.content) == (204, b""), name
+                    assert (found.status_code, found.content) == (row.status, b""), name
                 else:
                     assert found.json() == row.unset, name
+
+    await play(tmp_path, script)
+
+
+async def test_what_holds_without_a_policy_is_shown_as_applied(tmp_path: Path) -> None:
+    """A topic's own policy, else its namespace's, else what the broker does, which is what Pulsar
+    does by default."""
+
+    async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
+        await peer.produce()
+        for name, row in TOPIC_POLICIES.items():
+            found = await rest.ask("GET", f"{TOPICS}/t/{name}?applied=true")
+            shown = row.unset if row.applied is None else row.applied
+            assert (found.json() if found.content else None) == shown, name
+            if row.applied is not None:
+                held, without = effective(Policies(), {}, readable({row.key: shown})), Policies()
+                assert held.schema_compatibility is without.schema_compatibility
+                assert not held.subscribe_rate.limits
+                said = {"subscribe_rate": NO_RATE, "schema_strategy": without.schema_strategy}
+                assert replace(held, **said) == without, name
+        quota = {"limit": 1000, "limitSize": 1000, "limitTime": -1, "policy": REFUSE}
+        await rest("POST", f"{NAMESPACE}/backlogQuota", quota)
+        assert await rest.get(f"{TOPICS}/t/backlogQuotaMap") == {}
+        assert await rest.get(f"{TOPICS}/t/backlogQuotaMap?applied=true") == {
+            "destination_storage": quota,
+            "message_age": NO_QUOTA,
+        }
+
+    await play(tmp_path, script)
+
+
+async def test_a_namespace_shows_all_policies_of_pulsars_document(tmp_path: Path) -> None:
+    """With what Pulsar has for those that are not set; the same document makes the same
+    namespace."""
+
+    async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
+        await rest("PUT", "/admin/v2/namespaces/public/plain", {})
+        shown = await rest.get("/admin/v2/namespaces/public/plain")
+        assert shown == {
+            **UNSET_POLICIES,
+            "replication_clusters": ["standalone"],
+            "bundles": shown["bundles"],
+        }
+        await rest("PUT", "/admin/v2/namespaces/public/copy", shown)
+        await rest("POST", "/admin/v2/namespaces/public/copy/messageTTL", 60)
+        changed = await rest.get("/admin/v2/namespaces/public/copy")
+        assert changed == {**shown, "message_ttl_in_seconds": 60}
 
     await play(tmp_path, script)
 
@@ -200,7 +247,7 @@ async def test_what_could_not_be_returned_is_not_stored(tmp_path: Path, value: s
             found = await rest.ask(method, path, content=value.encode())
             assert found.status_code == 400, (path, found.status_code, found.text)
             assert found.json()["reason"].startswith("body: "), found.text
-        assert (await rest.ask("GET", f"{NAMESPACE}/persistence")).status_code == 204
+        assert not (await rest.ask("GET", f"{NAMESPACE}/persistence")).content
 
     await play(tmp_path, script)
 

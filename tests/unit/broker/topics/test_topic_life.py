@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.broker.administration.statistics import message_id
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.upkeep.expiry import expire_subscriptions, trim_now
 from magnetar.clock import elapsed_ms
 from magnetar.errors import WireCode
 from magnetar.storage.manifest import Compacted, TopicSegments, commit_manifest
+from magnetar.topics.ledgers import Position
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -83,6 +85,8 @@ def test_retention_and_grace_keep_what_nobody_needs(tmp_path: Path) -> None:
                 "ledgerId": -1,
                 "entryId": -1,
                 "partitionIndex": -1,
+                "batchSize": 0,
+                "batchIndex": -1,
             }
             assert (await life.publish(1, start=3)) > positions[-1:]
 
@@ -163,7 +167,7 @@ def test_a_terminated_topic_stays_so(tmp_path: Path, crash: bool) -> None:
         async with lives.one(crash=crash) as life:
             await life.peer.produce()
             positions = await life.publish(3)
-            last = {"ledgerId": positions[-1][0], "entryId": positions[-1][1], "partitionIndex": -1}
+            last = message_id(Position(*positions[-1]), -1)
             assert await life.rest("POST", f"{PATH}/terminate", status=200) == last
             await life.peer.answer(Type.CLOSE_PRODUCER)
             assert await life.rest("POST", f"{PATH}/terminate", status=200) == last
