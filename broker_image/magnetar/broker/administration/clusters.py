@@ -22,6 +22,13 @@ from magnetar.metadata.records import ClusterDataRecord
 from magnetar.names import CLUSTER_NAME
 from magnetar.rest.answers import check_named
 
+UNSET: dict[str, Any] = {
+    "brokerClientTlsEnabled": False,
+    "brokerClientTlsEnabledWithKeyStore": False,
+    "tlsAllowInsecureConnection": False,
+}
+"""What Pulsar's `ClusterData` shows of flags that are not set."""
+
 
 class Clusters:
     """Clusters that are known."""
@@ -38,15 +45,13 @@ class Clusters:
     async def cluster(self, name: str) -> dict[str, Any]:
         item = await self._site.broker.context.store.get(keys.cluster_data(name))
         if item is not None:
-            return ClusterDataRecord.decode(item.value).data
+            return UNSET | ClusterDataRecord.decode(item.value).data
         if name != CLUSTER_NAME:
             raise _unknown(name)
         return {
             "serviceUrl": self._site.broker.context.http_url,
             "brokerServiceUrl": self._site.broker.service_url,
-            "brokerClientTlsEnabled": False,
-            "tlsAllowInsecureConnection": False,
-            "brokerClientTlsEnabledWithKeyStore": False,
+            **UNSET,
             "brokerClientTlsTrustStoreType": "JKS",
             "brokerClientTlsKeyStoreType": "JKS",
         }

@@ -97,9 +97,10 @@ def _check_isolation(name: str, policy: Any) -> None:
 def _isolation(
     broker: str, policy: str | None, namespaces: Sequence[str], primary: bool
 ) -> dict[str, Any]:
+    named = {} if policy is None else {"policyName": policy}
     return {
         "brokerName": broker,
-        "policyName": policy,
+        **named,
         "namespaceRegex": list(namespaces),
         "primary": primary,
     }

@@ -155,14 +155,19 @@ class Messages:
 
     async def analyze_backlog(self, topic: TopicName, subscription: str) -> dict[str, Any]:
         """Entries that are not acknowledged, as they are counted all the time: nothing is read,
-        so messages in batches are not counted."""
+        so a batch counts as one message. Nothing is filtered."""
         host = await self._readable(topic, "Analyze backlog", TRY_PARTITION)
         found = host.subscriptions.get(subscription)
         if found is None:
             raise no_subscription(topic, subscription)
+        others = ("filterRejected", "filterRescheduled")
         return {
-            "entries": found.core.backlog,
-            "filterAcceptedEntries": found.core.backlog,
+            **dict.fromkeys(
+                ("entries", "messages", "filterAcceptedEntries", "filterAcceptedMessages"),
+                found.core.backlog,
+            ),
+            **{f"{other}{unit}": 0 for other in others for unit in ("Entries", "Messages")},
+            "markerMessages": 0,
             "aborted": False,
         }
 

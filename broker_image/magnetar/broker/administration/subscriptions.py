@@ -145,19 +145,23 @@ class Subscriptions:
 
         async def act(part: TopicName) -> None:
             host = await self._site.host(part)
+            named = dict(host.subscriptions)
             if subscription is not None:
-                found = await self._subscription(part, subscription)
-                if not found.core.backlog and part == topic:
-                    raise NotAllowed(
-                        f"Expire message by timestamp not issued on topic {part} for subscription "
-                        f"{subscription} due to ongoing message expiration not finished or "
-                        "subscription almost catch  up.",
-                        "it has no backlog: there is nothing to expire",
-                    )
-            named = [found] if subscription is not None else host.subscriptions.values()
-            for one in list(named):
-                await expire(one, seconds)
-                await write(one)
+                named = {subscription: await self._subscription(part, subscription)}
+            caught_up = [name for name, found in named.items() if not found.core.backlog]
+            for name, found in named.items():
+                if name not in caught_up:
+                    await expire(found, seconds)
+                    await write(found)
+            if caught_up and part == topic:
+                raise NotAllowed(
+                    f"Expire message by timestamp not issued on topic {part} for subscription "
+                    f"{caught_up[0]} due to ongoing message expiration not finished or "
+                    "subscription almost catch  up. If it's performed on a partitioned topic "
+                    "operation might succeeded on other partitions, please check stats of "
+                    "individual partition.",
+                    "it has no backlog: there is nothing to expire",
+                )
 
         which = (
             f"subscription/{quote(subscription, safe='')}"

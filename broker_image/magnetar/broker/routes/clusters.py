@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.rest.answers import NO_CONTENT, body, object_or_none
@@ -44,7 +44,7 @@ def _add_clusters(router: APIRouter, admin: BrokerAdministration) -> None:
 
     @router.put(
         "/clusters/{cluster}",
-        status_code=NO_CONTENT,
+        response_class=Response,
         tags=["clusters"],
         openapi_extra=body("ClusterData", CLUSTER),
     )
@@ -54,7 +54,7 @@ def _add_clusters(router: APIRouter, admin: BrokerAdministration) -> None:
 
     @router.post(
         "/clusters/{cluster}",
-        status_code=NO_CONTENT,
+        response_class=Response,
         tags=["clusters"],
         openapi_extra=body("ClusterData", CLUSTER),
     )

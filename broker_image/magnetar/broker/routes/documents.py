@@ -129,7 +129,7 @@ def _add_domains(router: APIRouter, admin: BrokerAdministration) -> None:
                 )
         await admin.documents.write_document(f"{FAILURE_DOMAINS}/{cluster}", name, wanted)
 
-    @router.delete(f"{path}/{{name}}", status_code=NO_CONTENT, tags=["clusters"])
+    @router.delete(f"{path}/{{name}}", response_class=Response, tags=["clusters"])
     async def remove_domain(cluster: str, name: str) -> None:
         """Forget one of the failure domains of a cluster."""
         await admin.clusters.check(cluster)

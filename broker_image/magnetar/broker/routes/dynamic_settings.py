@@ -8,11 +8,10 @@ and then in force at every broker that reads the metadata store.
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import PreconditionFailed
-from magnetar.rest.answers import NO_CONTENT
 from magnetar.rest.rights import Asked
 
 FIXED = (
@@ -38,13 +37,13 @@ def dynamic_settings_router(admin: BrokerAdministration, asked: Asked) -> APIRou
         """Return the settings that were changed while brokers run."""
         return await admin.dynamic_settings.values()
 
-    @router.post("/{name}/{value:path}", status_code=NO_CONTENT)
+    @router.post("/{name}/{value:path}", response_class=Response)
     async def change(name: str, value: str) -> None:
         """Set a value for all brokers."""
         _check(admin, name, "update")
         await admin.dynamic_settings.change(name, value)
 
-    @router.delete("/{name}", status_code=NO_CONTENT)
+    @router.delete("/{name}", response_class=Response)
     async def restore(name: str) -> None:
         """Return to what each broker was started with."""
         _check(admin, name, "delete")

@@ -88,8 +88,8 @@ def _boundaries(bundles: dict[str, Any] | None) -> tuple[int, ...]:
     try:
         if given.get("boundaries"):
             return boundaries_given(given["boundaries"])
-        count = given.get("numBundles")
-        return initial_boundaries(DEFAULT_BUNDLES if count is None else count)
+        count = given.get("numBundles") or 0
+        return initial_boundaries(count if count > 0 else DEFAULT_BUNDLES)
     except InvalidRequest as error:
         said = (
             "Input bundles do not cover the whole hash range."

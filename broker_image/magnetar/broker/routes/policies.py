@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import PlainTextResponse
 from starlette.convertors import Convertor, register_url_convertor
 
 from magnetar.broker.administration.administration import BrokerAdministration
@@ -34,7 +35,6 @@ from magnetar.rest.answers import (
     TOPIC,
     Namespace,
     Topic,
-    answer,
     body,
     body_of,
     namespace_name,
@@ -125,11 +125,12 @@ def _add_namespace_policies(router: APIRouter, admin: BrokerAdministration) -> N
 
     @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
-    async def write(namespace: Namespace, policy: NamespacePolicy, request: Request) -> None:
+    async def write(namespace: Namespace, policy: NamespacePolicy, request: Request) -> Response:
         """Set a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
         value = await (text_of(request) if row.text else body_of(request))
         await _write(admin, namespace, row, value)
+        return Response(status_code=row.written)
 
     @router.delete(path, status_code=NO_CONTENT)
     async def remove(namespace: Namespace, policy: NamespacePolicy) -> None:
@@ -325,8 +326,7 @@ def _add_single_properties(router: APIRouter, admin: BrokerAdministration, base:
     @router.get(f"{base}/property/{{key}}")
     async def read(namespace: Namespace, key: str) -> Response:
         """Return one property of a namespace."""
-        found = (await admin.policies.properties(namespace)).get(key)
-        return answer(found)
+        return _text((await admin.policies.properties(namespace)).get(key))
 
     @router.put(f"{base}/property/{{key}}/{{value:path}}", status_code=NO_CONTENT)
     async def write(namespace: Namespace, key: str, value: str) -> None:
@@ -338,4 +338,8 @@ def _add_single_properties(router: APIRouter, admin: BrokerAdministration, base:
         """Remove one property of a namespace, and return it."""
         found = (await admin.policies.properties(namespace)).get(key)
         await admin.policies.edit_properties(namespace, {}, (key,))
-        return answer(found)
+        return _text(found)
+
+
+def _text(found: str | None) -> Response:
+    return Response() if found is None else PlainTextResponse(found)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Response
+from fastapi.responses import PlainTextResponse
 
 from magnetar.names import CLUSTER_NAME
 from magnetar.policies import Policies
@@ -26,14 +27,17 @@ DEFAULTS = Policies()
 @dataclass(frozen=True, slots=True)
 class PolicyRoute:
     """One policy: its key in the record, what GET answers while it is not set (None: no body),
-    what then holds for a topic (None: it is not shown), with which status, whether clients send it
-    as bare text, and Pulsar's words for a value out of bounds."""
+    what then holds for a topic (None: it is not shown), with which status, the status of a change
+    at a namespace, whether clients send it as bare text, whether they get it as such, and Pulsar's
+    words for a value out of bounds."""
 
     key: str
     unset: Any = None
     applied: Any = None
     status: int = 200
+    written: int = NO_CONTENT
     text: bool = False
+    plain: bool = False
     words: str = ""
 
     def answered(self, found: Any, *, applied: bool = False) -> Response:
@@ -41,7 +45,9 @@ class PolicyRoute:
         if found is None and applied:
             found = self.applied
         value = self.unset if found is None else found
-        return Response(status_code=self.status) if value is None else answer(value)
+        if value is None:
+            return Response(status_code=self.status)
+        return PlainTextResponse(value) if self.plain else answer(value)
 
 
 RATE = {
@@ -158,9 +164,9 @@ NAMESPACE_POLICIES: Mapping[str, PolicyRoute] = {
     "antiAffinity": PolicyRoute("anti_affinity", text=True),
     "persistence/bookieAffinity": PolicyRoute("bookie_affinity"),
     "migration": PolicyRoute("migration"),
-    "resourcegroup": PolicyRoute("resource_group_name"),
-    "replication": PolicyRoute("replication_clusters", [CLUSTER_NAME]),
-    "allowedClusters": PolicyRoute("allowed_clusters", []),
+    "resourcegroup": PolicyRoute("resource_group_name", plain=True),
+    "replication": PolicyRoute("replication_clusters", [CLUSTER_NAME], written=200),
+    "allowedClusters": PolicyRoute("allowed_clusters", [], written=200),
 }
 
 TOPIC_POLICIES: Mapping[str, PolicyRoute] = {

@@ -238,7 +238,7 @@ def _add_work(router: APIRouter, admin: BrokerAdministration) -> None:
         """Terminate all partitions of a topic; the last id of each."""
         return answer(await admin.topics.terminate_partitions(topic))
 
-    @router.post(f"{TOPIC}/trim", status_code=NO_CONTENT)
+    @router.post(f"{TOPIC}/trim", response_class=Response)
     async def trim(topic: Topic) -> None:
         """Drop what retention lets go now."""
         await admin.topics.trim(topic)

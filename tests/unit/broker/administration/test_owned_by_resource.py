@@ -183,7 +183,7 @@ async def test_a_tenant_that_is_owned_keeps_what_the_owner_sets(tmp_path: Path) 
 
     async def script(_broker: Broker, rest: Rest, store: MetadataStore) -> None:
         tenant = "/admin/v2/tenants/acme"
-        await rest("PUT", "/admin/v2/clusters/west", {"serviceUrl": "http://w"})
+        await rest("PUT", "/admin/v2/clusters/west", {"serviceUrl": "http://w"}, status=200)
         await rest("PUT", tenant, {"adminRoles": ["root"], "allowedClusters": ["standalone"]})
         owned = TenantRecord(("root",), ("standalone",), "shop/orders", (ADMIN_ROLES,))
         await store.put(keys.tenant("acme"), owned.encode())

@@ -352,19 +352,19 @@ async def test_what_is_only_stored_comes_back_as_it_came(tmp_path: Path) -> None
 
     async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
         base = "/admin/v2/clusters/standalone"
-        await rest("PUT", "/admin/v2/clusters/other", {"serviceUrl": "http://x"})
+        await rest("PUT", "/admin/v2/clusters/other", {"serviceUrl": "http://x"}, status=200)
         await rest("POST", f"{base}/peers", ["other"])
         assert await rest.get(f"{base}/peers") == ["other"]
-        for part, found in (
-            ("failureDomains", {"brokers": ["b"]}),
-            ("namespaceIsolationPolicies", ISOLATION),
+        for part, found, status in (
+            ("failureDomains", {"brokers": ["b"]}, 200),
+            ("namespaceIsolationPolicies", ISOLATION, 204),
         ):
             await rest("POST", f"{base}/{part}/a", found)
             assert await rest.get(f"{base}/{part}") == {"a": found}
             assert await rest.get(f"{base}/{part}/a") == found
             if found is ISOLATION:
                 assert len(await rest.get(f"{base}/{part}/brokers")) == 1
-            await rest("DELETE", f"{base}/{part}/a")
+            await rest("DELETE", f"{base}/{part}/a", status=status)
         assert await rest.get(f"{base}/failureDomains") == {}
         await rest("GET", f"{base}/namespaceIsolationPolicies", status=404)
         await rest("PUT", "/admin/v2/resourcegroups/g", {"publishRateInMsgs": "1"})

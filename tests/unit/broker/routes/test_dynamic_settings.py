@@ -29,11 +29,11 @@ SHEDDER, PLACEMENT = STRATEGIES
 
 async def test_a_setting_is_changed_listed_and_restored(tmp_path: Path) -> None:
     async with broker_with_rest(tmp_path) as (broker, rest, _peer):
-        await rest("POST", f"{PATH}/{SHEDDER}/org.apache.pulsar.x.ThresholdShedder")
+        await rest("POST", f"{PATH}/{SHEDDER}/org.apache.pulsar.x.ThresholdShedder", status=200)
         assert broker.ownership.balance.current.shedder == "ThresholdShedder"
         assert SHEDDER in await rest.get(f"{PATH}/values")
         assert (await rest.get(f"{PATH}/runtime"))[SHEDDER] == "ThresholdShedder"
-        await rest("DELETE", f"{PATH}/{SHEDDER}")
+        await rest("DELETE", f"{PATH}/{SHEDDER}", status=200)
         await until(lambda: broker.ownership.balance.current.shedder == PLANNER)
         assert await rest.get(f"{PATH}/values") == {}
 
@@ -71,11 +71,11 @@ async def test_a_live_setting_is_in_force_at_once_until_it_is_deleted(
     async with broker_with_rest(tmp_path) as (broker, rest, _peer):
         assert name in await rest.get(PATH)
         started = getattr(broker.context.settings, name)
-        await rest("POST", f"{PATH}/{name}/{value}")
+        await rest("POST", f"{PATH}/{name}/{value}", status=200)
         assert getattr(broker.context.settings, name) == held
         assert (await rest.get(f"{PATH}/values"))[name] == str(held)
         assert (await rest.get(f"{PATH}/runtime"))[name] == str(held)
-        await rest("DELETE", f"{PATH}/{name}")
+        await rest("DELETE", f"{PATH}/{name}", status=200)
         await until(lambda: getattr(broker.context.settings, name) == started)
         assert await rest.get(f"{PATH}/values") == {}
 
@@ -104,8 +104,8 @@ async def test_topics_and_new_connections_learn_of_a_change(tmp_path: Path) -> N
     async with broker_with_rest(tmp_path) as (broker, rest, peer):
         await peer.produce(1, producer_name="p")
         topic = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
-        await rest("POST", f"{PATH}/metrics_publish_histograms/true")
-        await rest("POST", f"{PATH}/keep_alive_s/77")
+        await rest("POST", f"{PATH}/metrics_publish_histograms/true", status=200)
+        await rest("POST", f"{PATH}/keep_alive_s/77", status=200)
         await until(lambda: topic.publishing.histogram is not None)
         await peer.send(b"counted", 0)
         histogram = topic.publishing.histogram
@@ -119,7 +119,7 @@ async def test_topics_and_new_connections_learn_of_a_change(tmp_path: Path) -> N
                 for name, found in producers.items()
             }
         assert kept == {"p": SETTINGS.keep_alive_s, "q": 77}
-        await rest("DELETE", f"{PATH}/metrics_publish_histograms")
+        await rest("DELETE", f"{PATH}/metrics_publish_histograms", status=200)
         await until(lambda: topic.publishing.histogram is None)
 
 
