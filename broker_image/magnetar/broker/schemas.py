@@ -77,8 +77,8 @@ class SchemaRegistry:
         policies: Policies,
         *,
         by_administrator: bool = False,
-    ) -> int:
-        """The version of a schema, which is created if need be and allowed. Raises
+    ) -> Registered:
+        """The version that a schema is, which is created if need be and allowed. Raises
         IncompatibleSchema, NotAllowed, NamespaceNotFound, StoreError."""
         strategy = policies.schema_compatibility
         updates = by_administrator or policies.schema_updates_allowed
@@ -91,9 +91,9 @@ class SchemaRegistry:
                     found = await self.admit(topic, history, schema, strategy, updates=updates)
                 if found is not None:
                     put.counted = False
-                    return found.version
-                if await self._append(topic, revisions, history, schema):
-                    return history.next_version
+                    return found
+                if (added := await self._append(topic, revisions, history, schema)) is not None:
+                    return added
             raise self._contended(topic)
 
     async def admit(
@@ -162,8 +162,8 @@ class SchemaRegistry:
 
     async def _append(
         self, topic: TopicName, revisions: tuple[int, ...], history: History, schema: Schema | None
-    ) -> bool:
-        """Write the next version, a deletion for None; False if another change came first."""
+    ) -> Registered | None:
+        """Write the next version, a deletion for None; None if another change came first."""
         limit = self._context.settings.schema_versions_max
         if len(history.versions) >= limit:
             raise NotAllowed(
@@ -191,7 +191,7 @@ class SchemaRegistry:
             raise NamespaceNotFound(
                 f"namespace {topic.namespace_name} of topic {topic} does not exist; create it first"
             )
-        return result.succeeded
+        return added if result.succeeded else None
 
     def _contended(self, topic: TopicName) -> StoreUnavailable:
         return StoreUnavailable(f"schemas of {topic} are changed by others all the time; try again")

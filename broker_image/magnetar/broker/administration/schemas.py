@@ -68,8 +68,8 @@ class Schemas:
         """Register a schema; its version, as Pulsar's PostSchemaResponse has it. Raises
         IncompatibleSchema, InvalidSchema, InvalidRequest."""
         schema, policies = _payload(payload), await self._effective(topic)
-        version = await self._registry.register(topic, schema, policies, by_administrator=True)
-        return {"version": {"version": version}}
+        found = await self._registry.register(topic, schema, policies, by_administrator=True)
+        return {"version": {"version": found.version}}
 
     async def test(self, topic: TopicName, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Whether a schema might be registered, and by which strategy that is decided. Raises

@@ -21,6 +21,7 @@ from magnetar.broker.topics.publish_times import publish_ms_of
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms, iso8601
+from magnetar.metadata.topic_schemas import KEPT_PREFIX
 from magnetar.names import TopicName
 from magnetar.policies import BacklogQuota
 from magnetar.policy_shapes import DESTINATION_STORAGE, MESSAGE_AGE
@@ -392,7 +393,11 @@ def internal_stats(host: TopicHost) -> dict[str, Any]:
         "cursors": {name: _cursor_stats(found) for name, found in host.subscriptions.items()},
         "schemaLedgers": [],
         "compactedLedger": _compacted_ledger(host),
-        "properties": dict(core.properties),
+        "properties": {
+            name: value
+            for name, value in core.properties.items()
+            if not name.startswith(KEPT_PREFIX)
+        },
     }
 
 

@@ -1,8 +1,9 @@
 """Schemas of clients.
 
 Owns: GET_SCHEMA and GET_OR_CREATE_SCHEMA; what the schema of a PRODUCER or SUBSCRIBE makes of its
-topic. Imports: wire, schemas, the registry, errors. Invariants: a client whose schema does not fit
-is refused before it is attached; messages and their versions are passed on unread.
+topic. Imports: wire, schemas, metadata.topic_schemas, the registry, errors. Invariants: a client whose
+schema does not fit is refused before it is attached; messages and their versions are passed on unread;
+a version is in the topic's log before a message can carry it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from magnetar.broker.connections.connection import Connection
 from magnetar.broker.schemas import SchemaRegistry
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.errors import IncompatibleSchema, TopicNotFound
+from magnetar.metadata.topic_schemas import kept
 from magnetar.names import TopicName
 from magnetar.schemas.strategies import Strategy
 from magnetar.schemas.types import Schema, SchemaType, version_bytes, version_of
@@ -69,10 +71,14 @@ class SchemaCommands:
 
     async def of_producer(self, topic: TopicHost, wire: api.Schema | None) -> bytes:
         """The version of a producer's schema, registered if need be; b"" without one. Raises
-        IncompatibleSchema, NotAllowed, StoreError."""
+        IncompatibleSchema, NotAllowed, StoreError, ServiceNotReady, StorageError."""
         schema = schema_of(wire)
         if schema is not None:
-            return version_bytes(await self._registry.register(topic.name, schema, topic.policies))
+            found = await self._registry.register(topic.name, schema, topic.policies)
+            name, value = kept(found)
+            if topic.name.persistent and topic.core.properties.get(name) != value:
+                await topic.update_properties({name: value})
+            return version_bytes(found.version)
         if (
             topic.policies.schema_validation_enforced
             and (await self._registry.history(topic.name)).live

@@ -1,7 +1,7 @@
 """What logs say about bundles.
 
-Owns: the reading of TERM and RELEASE records, and of topics' creations, from whole logs, for the
-day that the metadata store is lost. Imports: storage formats, fencing, metadata records.
+Owns: the reading of TERM and RELEASE records, and of topics' creations and schemas, from whole logs,
+for the day that the metadata store is lost. Imports: storage formats, fencing, metadata records.
 Invariants: nothing is read before its file is sealed, and what was read of a sealed file stays
 true; copies that a term wrote after its RELEASE are void; damage is noted, and reading continues in
 the next file.
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import BundleRecord, LogPosition
+from magnetar.metadata.topic_schemas import kept_in
 from magnetar.storage import names
 from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import SealedFile, fence, lost_file
@@ -34,6 +35,7 @@ KINDS = frozenset({RecordType.TOPIC, RecordType.RELEASE, RecordType.TERM})
 Place = tuple[int, int, int]
 """Orders what was said of one bundle or topic: epoch, file, offset of the block."""
 
+BEGINNING: Place = (-1, -1, -1)
 Said = tuple[TopicRecord | ReleaseRecord | TermRecord, Place, LogPosition]
 """A record, its place, and where its block ends."""
 Files = dict[tuple[str, SealedFile], list[Said]]
@@ -64,15 +66,21 @@ class LogFacts:
     """What sealed logs say.
 
     `releases` are the ends of RELEASE records by (bundle, epoch); `topics` says whether a topic was
-    there last; `lost` has the number of a missing file in which a log continues by its seals.
+    there last; `schemas` has the newest record of each version of a topic; `lost` has the number of
+    a missing file in which a log continues by its seals.
     """
 
     sealed: Mapping[str, Sequence[SealedFile]]
     terms: list[TermCopy] = field(default_factory=list)
     releases: dict[tuple[str, int], LogPosition] = field(default_factory=dict)
     topics: dict[str, tuple[Place, bool]] = field(default_factory=dict)
+    schemas: dict[str, dict[int, tuple[Place, bytes]]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
+
+    def changed(self, topic: str) -> Place:
+        """Where the topic was created or deleted last."""
+        return self.topics[topic][0] if topic in self.topics else BEGINNING
 
 
 async def fence_all(volume: Volume) -> dict[str, list[SealedFile]]:
@@ -166,6 +174,10 @@ def _note(facts: LogFacts, incarnation: str, said: list[Said]) -> None:
 
 
 def _note_topic(facts: LogFacts, record: TopicRecord, place: Place) -> None:
+    for version, value in kept_in(record.properties).items():
+        versions = facts.schemas.setdefault(record.topic, {})
+        if version not in versions or versions[version][0] <= place:
+            versions[version] = place, value
     if record.operation is TopicOperation.UPDATE:
         return
     known = facts.topics.get(record.topic)

@@ -18,7 +18,7 @@ missing is a problem for an operator, never a gap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import log_end
 from magnetar.storage.restore.coordinator_copies import CoordinatorFacts, rebuilt_coordinators
 from magnetar.storage.restore.log_copies import LogFacts, TermCopy
+from magnetar.storage.restore.schema_copies import rebuilt_schemas
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,12 @@ class ManifestFact:
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """What storage holds, all incarnations being fenced. `topics` are those of the checkpoints
-    that copies name, by checkpoint."""
+    """What storage holds, all incarnations being fenced. `checkpoints` are the topics of those that
+    copies name, each with the versions of its schema."""
 
     storage_id: str
     logs: LogFacts
-    checkpoints: Mapping[str, frozenset[str]]
+    checkpoints: Mapping[str, Mapping[str, Mapping[int, bytes]]]
     manifests: Mapping[str, Sequence[ManifestFact]]
     coordinators: CoordinatorFacts = field(default_factory=CoordinatorFacts)
 
@@ -105,7 +106,11 @@ def rebuild(
     _namespaces(
         {BundleName.parse(name): record for name, record in records.items()}, backup, result
     )
-    _partitioned_topics(records, facts, result)
+    topics = _topics(records.values(), facts)
+    _partitioned_topics(topics, result)
+    result.items |= rebuilt_schemas(
+        topics, records.values(), facts.checkpoints, facts.logs, result.items
+    )
     result.items[keys.RESTORE] = RestoreRecord(restore).encode()
     result.items[keys.CLUSTER] = ClusterRecord(facts.storage_id, restore, format_version).encode()
     return result
@@ -448,13 +453,10 @@ def _namespaces(
         result.items[key] = replace(before, boundaries=boundaries).encode()
 
 
-def _partitioned_topics(
-    records: Mapping[str, BundleRecord], facts: StorageFacts, result: RebuiltStore
-) -> None:
+def _partitioned_topics(topics: Collection[str], result: RebuiltStore) -> None:
     """Entries of partitioned topics that the backup does not know, or not with as many
     partitions. Brokers mend those of topics themselves."""
     counts: dict[TopicName, int] = {}
-    topics = _topics(records.values(), facts)
     for topic in sorted(topics):
         name = TopicName.parse(topic)
         partition = partition_of(name.local)

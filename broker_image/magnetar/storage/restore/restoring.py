@@ -12,7 +12,7 @@ with a problem nothing is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from magnetar.clock import Clock
@@ -27,6 +27,7 @@ from magnetar.metadata.records import (
     RestoreRequestRecord,
 )
 from magnetar.metadata.store import MetadataStore, Operation, Put
+from magnetar.metadata.topic_schemas import kept_in
 from magnetar.storage import names
 from magnetar.storage.checkpoint import read_checkpoint
 from magnetar.storage.gc import listed_in, segments_of
@@ -48,6 +49,8 @@ MADE_DURABLE_AT_ONCE = 16
 LAST = (keys.RESTORE, keys.CLUSTER)
 
 Say = Callable[[str], None]
+Topics = Mapping[str, Mapping[int, bytes]]
+"""Of a checkpoint, each with the versions of its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +188,11 @@ def _shown(problems: list[str]) -> str:
 @dataclass(slots=True)
 class ReadAhead:
     """What was read of things that never change: sealed log files, manifests, and the topics of
-    checkpoints, by name."""
+    checkpoints with the versions of their schemas, by name."""
 
     files: Files = field(default_factory=dict)
     manifests: dict[str, Manifest] = field(default_factory=dict)
-    topics: dict[str, frozenset[str]] = field(default_factory=dict)
+    topics: dict[str, Topics] = field(default_factory=dict)
 
 
 async def read_ahead(volume: Volume, ahead: ReadAhead) -> None:
@@ -227,7 +230,7 @@ async def read_facts(
             manifests.setdefault(
                 name.removeprefix(f"{names.MANIFESTS}/").rpartition("/")[0], []
             ).append(fact)
-    checkpoints: dict[str, frozenset[str]] = {}
+    checkpoints: dict[str, Topics] = {}
     for name in sorted(
         {pointer.object for copy in logs.terms if (pointer := copy.record.checkpoint) is not None}
     ):
@@ -235,7 +238,7 @@ async def read_facts(
         if topics is not None:
             checkpoints[name] = topics
     for name in await volume.list(names.CHECKPOINTS):
-        checkpoints.setdefault(name, frozenset())  # that a backup's record may name
+        checkpoints.setdefault(name, {})  # that a backup's record may name
     return StorageFacts(storage_id, logs, checkpoints, manifests, await read_coordinators(volume))
 
 
@@ -259,10 +262,13 @@ def last_epoch(facts: StorageFacts) -> int:
 
 async def _topics_of(
     volume: Volume, name: str, ahead: ReadAhead, damaged: list[str]
-) -> frozenset[str] | None:
+) -> Topics | None:
     if name not in ahead.topics:
         try:
-            ahead.topics[name] = frozenset((await read_checkpoint(volume, name)).topics)
+            found = (await read_checkpoint(volume, name)).topics
+            ahead.topics[name] = {
+                topic: kept_in(state.properties) for topic, state in found.items()
+            }
         except FileNotFoundError:
             return None
         except CorruptData as error:

@@ -17,7 +17,9 @@ from magnetar.broker.upkeep.expiry import delete_unused
 from magnetar.errors import StoreUnavailable, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
+from magnetar.metadata.records import SchemaRecord
 from magnetar.metadata.store import Delete
+from magnetar.metadata.topic_schemas import kept_in
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import Policies
 from magnetar.schemas.types import Schema, SchemaType, version_bytes
@@ -95,6 +97,25 @@ async def test_a_schema_comes_back_as_it_was_before_and_after_a_restart(tmp_path
             empty = await found(peer, schema_version=b"")
             assert empty.error_code == WireCode.INCOMPATIBLE_SCHEMA
     await store.close()
+
+
+async def test_a_version_is_in_the_log_before_a_message_carries_it(tmp_path: Path) -> None:
+    """Once, in each topic whose producers got it; administrators do not see it among properties."""
+    async with broker_with_rest(tmp_path) as (broker, rest, peer):
+        await peer.produce(1, schema=STRING)
+        [topic] = [
+            found for owned in broker.ownership.owned.values() for found in owned.topics.values()
+        ]
+        records = kept_in(topic.core.properties)
+        assert {number: SchemaRecord.decode(value).type for number, value in records.items()} == {
+            0: "STRING"
+        }
+        before = broker.context.log.position
+        await peer.produce(2, schema=STRING)
+        await peer.ask("get_or_create_schema", topic=TOPIC, schema=STRING)
+        assert broker.context.log.position == before
+        assert (await rest.get(f"{TOPICS}/t/internalStats"))["properties"] == {}
+        assert await rest.get(f"{TOPICS}/t/properties") == {}
 
 
 async def test_a_schema_evolves_or_is_refused(tmp_path: Path) -> None:
@@ -362,7 +383,7 @@ async def test_a_version_given_as_its_topic_goes_stays(
             done = await original(compares, operations)
             if Delete(keys.partitioned_topic(topic)) in operations:
                 schema = Schema(SchemaType.STRING, b"")
-                given.append(await registry.register(topic, schema, Policies()))
+                given.append((await registry.register(topic, schema, Policies())).version)
             return done
 
         monkeypatch.setattr(store, "transact", overtaken)

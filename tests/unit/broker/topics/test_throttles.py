@@ -142,7 +142,7 @@ async def test_a_resource_group_is_shared_by_all_topics_of_its_namespaces(
         await rest("PUT", "/admin/v2/resourcegroups/g", {"publishRateInMsgs": 20})
         await peer.produce()
         await rest("POST", f"{NAMESPACE}/resourcegroup/g")
-        assert await rest.get(f"{NAMESPACE}/resourcegroup") == "g"
+        assert (await rest.ask("GET", f"{NAMESPACE}/resourcegroup")).text == "g"
         await until(lambda: host_of(broker).throttles is not None)  # the watch shows the group
         other = f"{TOPIC}-other"
         await peer.lookup(other)

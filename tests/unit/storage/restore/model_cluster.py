@@ -427,5 +427,5 @@ class ModelCluster:
                         )
         logs.terms.sort(key=lambda copy: copy.place)
         return StorageFacts(
-            STORAGE_ID, logs, dict.fromkeys(self.checkpoints, frozenset()), self.manifests
+            STORAGE_ID, logs, {name: {} for name in self.checkpoints}, self.manifests
         )
