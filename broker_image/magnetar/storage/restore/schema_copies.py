@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord
+from magnetar.metadata.records import BundleRecord, SchemaRecord
 from magnetar.names import TopicName
 from magnetar.storage import names
 from magnetar.storage.restore.log_copies import LogFacts
@@ -43,6 +43,12 @@ def rebuilt_schemas(
         if keys.namespace(name.namespace_name) in items:
             for number, value in found[topic].items():
                 key = keys.schema_version(name, number)
-                if key not in items:
+                if key not in items and _made_ms(value) > _made_ms(added.get(key)):
                     added[key] = value
     return added
+
+
+def _made_ms(record: bytes | None) -> int:
+    """Of two records of one version, which differ after a deletion by force, the younger one is in
+    force."""
+    return SchemaRecord.decode(record).timestamp_ms if record is not None else -1

@@ -76,10 +76,20 @@ def test_versions_come_from_logs_and_from_checkpoints() -> None:
 
 def test_partitions_share_the_schemas_of_their_topic() -> None:
     part = f"{TOPIC}-partition-1"
-    found = rebuilt_schemas(
-        {part}, [], {}, logs((UPDATE, dict([version(0)])), topic=part), NAMESPACE
-    )
-    assert list(found) == [key(0)]
+    facts = logs((UPDATE, dict([version(0)])), topic=part)
+    assert list(rebuilt_schemas({part}, [], {}, facts, NAMESPACE)) == [key(0)]
+
+
+@pytest.mark.parametrize("younger", [0, 1])
+def test_of_what_partitions_say_of_a_version_the_younger_record_counts(younger: int) -> None:
+    """The versions of a topic begin at 0 again when they are deleted by force."""
+    parts, facts = [f"{TOPIC}-partition-{number}" for number in range(2)], LogFacts({})
+    for number, part in enumerate(parts):
+        kind, made_ms = (SchemaType.INT8, 18) if number == younger else (SchemaType.STRING, 17)
+        said = kept(Registered(0, Schema(kind), made_ms))
+        record = TopicRecord(5, part, UPDATE, dict([said]))
+        _note(facts, "b.1", [(record, (5, 0, number), LogPosition(0, 1))])
+    assert types_of(rebuilt_schemas(parts, [], {}, facts, NAMESPACE)) == {key(0): "INT8"}
 
 
 def test_a_backup_is_not_contradicted() -> None:
