@@ -99,18 +99,20 @@ async def test_a_bundle_that_began_after_the_backup_is_found_in_its_log(tmp_path
     assert all(epoch_of(ledger) < record.epoch for ledger, _ in found)
 
 
-async def test_schemas_come_from_the_copy_and_those_after_it_are_lost(tmp_path: Path) -> None:
-    """As docs/restore.md says: a client that comes back registers its schema again, under the
-    number that it had if it is the first."""
+@pytest.mark.parametrize("copied", [True, False], ids=["with a copy", "from storage alone"])
+async def test_schemas_come_from_the_copy_and_from_logs(tmp_path: Path, *, copied: bool) -> None:
+    """Whichever client comes back first: no number that a message may carry is given again."""
     lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
-    field = {"name": "a", "type": "int", "default": 1}
-    early, late = (
+    fields = [{"name": name, "type": "int", "default": 1} for name in "abc"]
+    early, late, next_one = (
         api.Schema(
             name="s",
             type=api.Schema.Avro,
-            schema_data=json.dumps({"type": "record", "name": "R", "fields": fields}).encode(),
+            schema_data=json.dumps(
+                {"type": "record", "name": "R", "fields": fields[:count]}
+            ).encode(),
         )
-        for fields in ([], [field])
+        for count in range(3)
     )
     async with running_broker(tmp_path, store=lost) as broker, open_peer(broker) as peer:
         await peer.lookup()
@@ -119,17 +121,20 @@ async def test_schemas_come_from_the_copy_and_those_after_it_are_lost(tmp_path: 
         assert (await peer.produce(2, schema=late)).schema_version == version_bytes(1)
         broker.fail("killed")
     async with volume_in(tmp_path) as volume:
-        await restore_store(fresh, volume, CLOCK, backup=backup, source="backup")
+        await restore_store(
+            fresh, volume, CLOCK, backup=backup if copied else None, source="the test"
+        )
     async with (
         running_broker(tmp_path, store=fresh, name="broker-1") as broker,
         open_peer(broker) as peer,
     ):
         await peer.lookup()
-        for number, is_there in ((0, True), (1, False)):
+        assert (await peer.produce(1, schema=next_one)).schema_version == version_bytes(2)
+        for number, schema in enumerate((early, late)):
             answer = await peer.ask("get_schema", topic=TOPIC, schema_version=version_bytes(number))
-            assert answer.get_schema_response.HasField("schema") == is_there
-        assert (await peer.produce(1, schema=early)).schema_version == version_bytes(0)
-        assert (await peer.produce(2, schema=late)).schema_version == version_bytes(1)
+            assert answer.get_schema_response.schema.schema_data == schema.schema_data
+            made = await peer.produce(number + 2, schema=schema)
+            assert made.schema_version == version_bytes(number)
 
 
 async def test_the_restore_number_is_above_every_epoch_in_storage(tmp_path: Path) -> None:
