@@ -50,8 +50,6 @@ REFERENCE_DIFFERS = {
     "transaction that has ended",
     "test_parts_of_a_batch[go-apache]": "an abort gives nothing back: the Go client does not tell "
     "the size of the batch",
-    "test_a_table_shows_what_is_committed[go-apache]": "the schema of the Go client's view is "
-    "refused beside a producer without one",
 }
 """Test (and perhaps client) -> what Apache Pulsar 4.0.8 does instead."""
 

@@ -37,7 +37,7 @@ DEFINITIONS = [definition(A), definition(A, B_OPTIONAL), definition(A, B_OPTIONA
 """Versions 0, 1 and 2 of a topic's schema."""
 ONE, TWO, THREE = {"a": "1"}, {"a": "2"}, {"a": "3", "b": "y"}
 """Records; the last one is of version 1."""
-REFUSED = r"(?i)incompatible|not compatible"
+REFUSED = r"(?i)incompatible|schema compatibility check"
 
 
 def encoded(kind: str, record: dict[str, str]) -> bytes:

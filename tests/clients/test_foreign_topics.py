@@ -10,7 +10,7 @@ import pytest
 
 from dev.server_process import ServerProcess
 from dev.testbed.cluster import wait_for
-from dev.testbed.foreign import Client, Driver, ForeignError
+from dev.testbed.foreign import Client, Driver, ForeignError, schema_of_tables
 from dev.testbed.rest import Admin
 from tests.clients.restarts import before_and_after, restart
 
@@ -143,7 +143,7 @@ def test_terminated_topic(
 def test_table_view(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
     """A table view has the latest value of every key, follows new ones, and does so after a
     restart."""
-    producer = foreign.producer(topic)
+    producer = foreign.producer(topic, schema=schema_of_tables(foreign))
     for number in range(10):
         producer.send(str(number).encode(), key=f"key-{number % 3}")
     # the Java client reads what is there only for a full name

@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from dev.server_process import ServerProcess
-from dev.testbed.foreign import Client, Consumer, Driver, ForeignError, Producer, rest_is_empty
+from dev.testbed.foreign import (
+    Client,
+    Consumer,
+    Driver,
+    ForeignError,
+    Producer,
+    rest_is_empty,
+    schema_of_tables,
+)
 from dev.testbed.foreign_messages import Received
 from dev.testbed.rest import Admin
 from magnetar.wire import pulsar_api_pb2 as api
@@ -331,7 +339,7 @@ def test_a_table_shows_what_is_committed(app: Client, topic: str) -> None:
     """Views of the latest value per key, and readers of the compacted topic, know committed
     values and no aborted ones."""
     name = f"persistent://public/default/{topic}"
-    producer = app.producer(name)
+    producer = app.producer(name, schema=schema_of_tables(app))
     producer.send(b"old", key="a")
     txn, aborted = app.transaction(), app.transaction()
     producer.send(b"new", txn, key="a")
