@@ -91,7 +91,7 @@ def test_versions_are_those_that_the_tests_run_with() -> None:
         in (foreign_build.JAVA / "pom.xml").read_text()
     )
     (go,) = re.findall(r"`(github\.com/apache/pulsar-client-go v[\d.]+)`", GUIDE)
-    assert f"require {go}\n" in (foreign_build.GO / "go.mod").read_text()
+    assert f"\t{go}\n" in (foreign_build.GO / "go.mod").read_text()
 
 
 def test_settings_are_the_servers() -> None:

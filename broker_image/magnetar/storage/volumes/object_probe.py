@@ -7,6 +7,7 @@ if one of several concurrent conditional puts wins, and lists and look-ups are c
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from magnetar.clock import Clock
 from magnetar.errors import StorageError
@@ -14,6 +15,7 @@ from magnetar.storage.volumes.objects import CHECKS, MARK_BITS, ObjectStore
 
 ROUNDS = 3
 PUTS_PER_ROUND = 4
+LATE_S = 2.0
 
 
 async def probe_objects(objects: ObjectStore, clock: Clock) -> None:
@@ -31,10 +33,27 @@ async def probe_objects(objects: ObjectStore, clock: Clock) -> None:
             f"the store does not list {missed.pop()}, which was just put; use one that lists "
             "at once, such as S3"
         )
-    if any(await asyncio.gather(*map(objects.exists, keys))):
+    if not await _are_gone(objects, keys):
         raise StorageError(
             "the store shows objects after their removal; use one that is consistent, such as S3"
         )
+
+
+async def _are_gone(objects: ObjectStore, keys: Sequence[str]) -> bool:
+    """Whether removed objects are not shown. A put whose answer was lost may be carried out behind
+    the removal: what it put stays until it is removed, whereas what is shown in error goes."""
+    shown = await _shown(objects, keys)
+    if shown:
+        await asyncio.sleep(LATE_S)
+        if await _shown(objects, shown) != shown:
+            return False
+        await asyncio.gather(*map(objects.delete, shown))
+    return not await _shown(objects, shown)
+
+
+async def _shown(objects: ObjectStore, keys: Sequence[str]) -> list[str]:
+    found = await asyncio.gather(*map(objects.exists, keys))
+    return [key for key, there in zip(keys, found, strict=True) if there]
 
 
 async def _probe_conditions(objects: ObjectStore, key: str) -> None:
