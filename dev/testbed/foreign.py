@@ -203,12 +203,17 @@ class Client(_Remote):
         return Table(self.driver, self._made("table", topic=topic, **options))
 
     def _made(self, kind: str, **options: Any) -> Any:
-        """A part of the client. A topic may move just then, as load balancing wants it: Go's client
-        gives up at the first answer that asks it to look the topic up again."""
+        """A part of the client."""
+        return self._patiently(f"{kind}.create", **options)
+
+    def _patiently(self, operation: str, **options: Any) -> Any:
+        """What begins by making a part of the client. A topic may move just then, as load balancing
+        wants it: Go's client gives up at the first answer that asks it to look the topic up
+        again."""
         deadline = time.monotonic() + MOVED_S_MAX
         while True:
             try:
-                return self.driver.call(f"{kind}.create", handle=self.handle, **options)
+                return self.driver.call(operation, handle=self.handle, **options)
             except ForeignError as error:
                 if "is being unloaded" not in error.message or time.monotonic() > deadline:
                     raise
@@ -240,7 +245,7 @@ class Client(_Remote):
         )
 
     def _typed(self, operation: str, **fields: Any) -> list[str]:
-        return list(self.driver.call(f"typed.{operation}", handle=self.handle, **fields))
+        return list(self._patiently(f"typed.{operation}", **fields))
 
 
 def _patient(count: int) -> dict[str, int]:

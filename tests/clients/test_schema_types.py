@@ -9,7 +9,7 @@ from contextlib import closing
 import pulsar
 import pytest
 
-from dev.testbed.cluster import Cluster
+from dev.testbed.cluster import STILL, Cluster
 from dev.testbed.foreign import Client, Driver
 from tests.clients.conftest import QUIET
 from tests.clients.lost_metadata import destroy_etcd, metadata, places_of
@@ -22,7 +22,7 @@ UNKNOWN_TO_JAVA = {"PROTOBUF"}
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"), brokers=2)
+    made = Cluster(tmp_path_factory.mktemp("cluster"), brokers=2, environment=STILL)
     try:
         made.start()
         yield made
