@@ -207,9 +207,8 @@ class Client(_Remote):
         return self._patiently(f"{kind}.create", **options)
 
     def _patiently(self, operation: str, **options: Any) -> Any:
-        """What begins by making a part of the client. A topic may move just then, as load balancing
-        wants it: Go's client gives up at the first answer that asks it to look the topic up
-        again."""
+        """What begins by making a part of the client. A topic may move just then: Go's client gives
+        up at the first answer that asks it to look the topic up again."""
         deadline = time.monotonic() + MOVED_S_MAX
         while True:
             try:
@@ -490,8 +489,7 @@ class Table(_Remote):
 
 
 def schema_of_tables(client: Client) -> dict[str, str] | None:
-    """What producers announce so that a table of bytes is let in: Go's announces bytes, and is refused
-    on a topic in use whose producers announce nothing."""
+    """What producers announce so that a table is let in: Go's announces bytes, and then all must."""
     return schema("NONE") if client.driver.language == "go" else None
 
 
