@@ -1,9 +1,9 @@
 """How Pulsar's JSON of each policy looks.
 
 Owns: `SHAPES`, by the key in the record of a namespace or topic; what `canonical` makes of a value;
-`UNSET_POLICIES`. Imports: shapes, errors. Pure. Source: the classes of Pulsar's admin API that its mapper reads these
-policies into, with their defaults. Invariants: every key that may be stored has a shape; a value is
-stored in one form, which `GET` returns and `magnetar.policies` reads.
+`UNSET_POLICIES`. Imports: shapes, errors. Pure. Source: the classes of Pulsar's admin API that its
+mapper reads these policies into, with their defaults. Invariants: every key that may be stored has a
+shape; a value is stored in one form, which `GET` returns and `magnetar.policies` reads.
 """
 
 from __future__ import annotations

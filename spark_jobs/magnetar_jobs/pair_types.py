@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from magnetar.errors import InvalidSchema
 from magnetar.schemas import key_values
+from magnetar.schemas.key_values import ABSENT, LENGTH_BYTES
 from magnetar.schemas.types import Schema, SchemaType
 from magnetar_jobs.value_types import Column, MessageRead, NotAColumn, Read, ValueType, arrow_struct
 
 ENCODING, SEPARATED = "kv.encoding.type", "SEPARATED"
 """The property that says where keys are: in the message's key, or else in front of the value."""
-LENGTH_BYTES, NULL_LENGTH = 4, 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ def split(payload: bytes) -> tuple[bytes | None, bytes | None]:
 
 def _first(data: bytes) -> tuple[bytes | None, bytes]:
     size, rest = int.from_bytes(data[:LENGTH_BYTES], "big"), data[LENGTH_BYTES:]
-    if len(data) < LENGTH_BYTES or (size != NULL_LENGTH and size > len(rest)):
+    if len(data) < LENGTH_BYTES or (size != ABSENT and size > len(rest)):
         raise ValueError("a part is cut off")
-    return (None, rest) if size == NULL_LENGTH else (rest[:size], rest[size:])
+    return (None, rest) if size == ABSENT else (rest[:size], rest[size:])
 
 
 def _pair(keys: Read, values: Read, key: bytes | None, value: bytes | None) -> object:

@@ -253,10 +253,6 @@ def test_brokers_serve_until_the_restore_and_pause_for_seconds(running_cluster: 
         [f"served-{number}" for number in range(TOPICS)],
         cluster.directory / "client-served.log",
     )
-    store, volume = (
-        cluster.members[0].endpoint.replace("http://", "etcd://"),
-        str(cluster.directory / "volume"),
-    )
 
     def goes_on(since: float) -> bool:
         return not load.silent(since)
@@ -278,7 +274,7 @@ def test_brokers_serve_until_the_restore_and_pause_for_seconds(running_cluster: 
             "none has ended for the empty store"
         )
         since = time.monotonic()
-        assert "Restored from backups/" in metadata("rebuild", "--store", store, "--volume", volume)
+        assert "Restored from backups/" in metadata("rebuild", *places_of(cluster))
         now = time.monotonic()
         wait_for("receipts again", lambda: goes_on(now))
         pause_s = load.gap(load.topics, since, time.monotonic())

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import structlog
 from fastapi import Depends, FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.requests import ClientDisconnect
@@ -262,9 +262,9 @@ async def shaped(request: Request, field: str, shape: Shape) -> Any:
     return shape.read(field, found)
 
 
-def answer(value: Any) -> Response:
-    """`value` as JSON; None as no body, which clients take for "not set"."""
-    return Response() if value is None else JSONResponse(value)
+def text_answer(value: str | None) -> Response:
+    """`value` without quotes; None as no body, which clients take for "not set"."""
+    return Response() if value is None else PlainTextResponse(value)
 
 
 def strings_of(field: str, found: Any) -> dict[str, str]:

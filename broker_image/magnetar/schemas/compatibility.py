@@ -32,12 +32,9 @@ def check_compatible(strategy: Strategy, earlier: Sequence[Schema], new: Schema)
     for schema in earlier if strategy.transitive else earlier[-1:]:
         reason = _obstacle(strategy, schema, new)
         if reason is not None:
-            of_types = schema.type is not new.type
-            begins = (
-                "Incompatible schema"
-                if of_types
-                else (f"Error during schema compatibility check with strategy {strategy}")
-            )
+            begins = f"Error during schema compatibility check with strategy {strategy}"
+            if schema.type is not new.type:
+                begins = "Incompatible schema"
             raise IncompatibleSchema(
                 f"{begins}: {reason}; change the schema, or the policy schemaCompatibilityStrategy"
             )

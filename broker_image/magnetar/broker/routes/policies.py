@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from fastapi.responses import PlainTextResponse
 from starlette.convertors import Convertor, register_url_convertor
 
 from magnetar.broker.administration.administration import BrokerAdministration
@@ -40,6 +39,7 @@ from magnetar.rest.answers import (
     namespace_name,
     object_of,
     strings_of,
+    text_answer,
     text_of,
     topic_name,
 )
@@ -326,7 +326,7 @@ def _add_single_properties(router: APIRouter, admin: BrokerAdministration, base:
     @router.get(f"{base}/property/{{key}}")
     async def read(namespace: Namespace, key: str) -> Response:
         """Return one property of a namespace."""
-        return _text((await admin.policies.properties(namespace)).get(key))
+        return text_answer((await admin.policies.properties(namespace)).get(key))
 
     @router.put(f"{base}/property/{{key}}/{{value:path}}", status_code=NO_CONTENT)
     async def write(namespace: Namespace, key: str, value: str) -> None:
@@ -338,8 +338,4 @@ def _add_single_properties(router: APIRouter, admin: BrokerAdministration, base:
         """Remove one property of a namespace, and return it."""
         found = (await admin.policies.properties(namespace)).get(key)
         await admin.policies.edit_properties(namespace, {}, (key,))
-        return _text(found)
-
-
-def _text(found: str | None) -> Response:
-    return Response() if found is None else PlainTextResponse(found)
+        return text_answer(found)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Response
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import JSONResponse
 
 from magnetar.names import CLUSTER_NAME
 from magnetar.policies import Policies
 from magnetar.policy_shapes import HOLD, NO_SUBSCRIPTIONS
-from magnetar.rest.answers import NO_CONTENT, answer
+from magnetar.rest.answers import NO_CONTENT, text_answer
 from magnetar.schemas.strategies import DEFAULT as DEFAULT_STRATEGY
 
 DEFAULTS = Policies()
@@ -47,7 +47,7 @@ class PolicyRoute:
         value = self.unset if found is None else found
         if value is None:
             return Response(status_code=self.status)
-        return PlainTextResponse(value) if self.plain else answer(value)
+        return text_answer(value) if self.plain else JSONResponse(value)
 
 
 RATE = {

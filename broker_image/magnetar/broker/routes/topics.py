@@ -19,7 +19,6 @@ from magnetar.rest.answers import (
     NO_CONTENT,
     TOPIC,
     Topic,
-    answer,
     body,
     body_of,
     object_of,
@@ -234,9 +233,9 @@ def _add_work(router: APIRouter, admin: BrokerAdministration) -> None:
         return await admin.topics.terminate(topic)
 
     @router.post(f"{TOPIC}/terminate/partitions")
-    async def terminate_partitions(topic: Topic) -> Response:
+    async def terminate_partitions(topic: Topic) -> dict[str, Any]:
         """Terminate all partitions of a topic; the last id of each."""
-        return answer(await admin.topics.terminate_partitions(topic))
+        return await admin.topics.terminate_partitions(topic)
 
     @router.post(f"{TOPIC}/trim", response_class=Response)
     async def trim(topic: Topic) -> None:

@@ -43,11 +43,12 @@ async def _are_gone(objects: ObjectStore, keys: Sequence[str]) -> bool:
     """Whether removed objects are not shown. A put whose answer was lost may be carried out behind
     the removal: what it put stays until it is removed, whereas what is shown in error goes."""
     shown = await _shown(objects, keys)
-    if shown:
-        await asyncio.sleep(LATE_S)
-        if await _shown(objects, shown) != shown:
-            return False
-        await asyncio.gather(*map(objects.delete, shown))
+    if not shown:
+        return True
+    await asyncio.sleep(LATE_S)
+    if await _shown(objects, shown) != shown:
+        return False
+    await asyncio.gather(*map(objects.delete, shown))
     return not await _shown(objects, shown)
 
 
